@@ -1,0 +1,146 @@
+"""Bytes to models and back, with orjson. Every failure is a :class:`DecodeError` that names its reason code."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from freezepoint_schemas.errors import DecodeError
+from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, RolloutClear
+from freezepoint_schemas.ledger import LedgerRecord, ProgressRecord
+from freezepoint_schemas.reasons import Reason
+from freezepoint_schemas.results import Result
+
+_ARRAY_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def decode_event(rollout_id: str, value: bytes | None) -> InputEvent:
+    """The event in a record's value; a null value is a clear, a missing ``rollout_id`` is the key's.
+
+    :param rollout_id: the valid rollout id that the record's key names.
+    :raises DecodeError: with the reason its rollout is masked with.
+    """
+    if value is None:
+        return RolloutClear(rollout_id=rollout_id)
+    return event_from_object(rollout_id, _loads(value))
+
+
+def event_from_object(rollout_id: str, body: Any) -> InputEvent:
+    """The event in a decoded JSON object (see :func:`decode_event`)."""
+    if not isinstance(body, dict):
+        raise DecodeError(Reason.UNDECODABLE_RECORD, f"the value is a JSON {type(body).__name__}, not an object")
+    if body.get("rollout_id", rollout_id) != rollout_id:
+        raise DecodeError(Reason.FOREIGN_RECORD, f"the body names rollout {_short(body['rollout_id'])}")
+    name = event_name(body)
+    if name is None:
+        raise DecodeError(Reason.UNDECODABLE_RECORD, f"unknown event {_short(body.get('event'))}")
+    version = body.get("schema_version", SCHEMA_VERSION)
+    if type(version) is int and version > SCHEMA_VERSION:
+        raise DecodeError(Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}")
+    fields = {**body, "rollout_id": rollout_id, "event": name}
+    if name == "token_entry":
+        _lift_inline_arrays(fields)
+    return _validated(EVENTS[name], fields)
+
+
+def event_name(body: dict[str, Any]) -> str | None:
+    """The known event this object is, or None; an object without ``event`` that has prompt tokens is a token entry."""
+    if "event" not in body:
+        return "token_entry" if "prompt_token_ids" in body else None
+    name = body["event"]
+    return name if isinstance(name, str) and name in EVENTS else None
+
+
+def _lift_inline_arrays(fields: dict[str, Any]) -> None:
+    """Old lines carry the token arrays inline on one output item: move them off it and note which one it was."""
+    items = fields.get("output_items")
+    if not isinstance(items, list):
+        return
+    carriers = [
+        index
+        for index, item in enumerate(items)
+        if isinstance(item, dict) and item.get("generation_token_ids") is not None
+    ]
+    if not carriers:
+        return
+    if len(carriers) > 1:
+        raise DecodeError(Reason.INVALID_ENTRY, f"{len(carriers)} output items carry token arrays")
+    index = carriers[0]
+    if fields.get("token_item_index") not in (None, index):
+        raise DecodeError(Reason.INVALID_ENTRY, f"output item {index} carries token arrays, token_item_index another")
+    item = dict(items[index])
+    for name in (*_ARRAY_FIELDS, "routed_experts"):
+        inline = item.pop(name, None)
+        if inline is None:
+            continue
+        if fields.get(name) is None:
+            fields[name] = inline
+        elif fields[name] != inline and not (name == "prompt_token_ids" and fields.get("prompt_prefix")):
+            raise DecodeError(Reason.INVALID_ENTRY, f"{name} of the entry and of its output item differ")
+    fields["output_items"] = [*items[:index], item, *items[index + 1 :]]
+    fields["token_item_index"] = index
+
+
+def _validated(model: type[_Model], fields: dict[str, Any]) -> _Model:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise DecodeError(Reason.INVALID_ENTRY, _first_problem(error)) from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    where = ".".join(str(part) for part in problems[0]["loc"]) or "record"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where[:100]}: {problems[0]['msg'][:200]}{more}"
+
+
+def _loads(value: bytes) -> Any:
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise DecodeError(Reason.UNDECODABLE_RECORD, f"no JSON: {error.msg[:200]}") from None
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def encode_event(event: InputEvent, *, packed: bool = False) -> bytes:
+    """The event's JSON; fields that hold their default are left out."""
+    return orjson.dumps(
+        {"event": event.event, **event.model_dump(context=PACKED if packed else None, exclude_defaults=True)}
+    )
+
+
+def encode_result(result: Result, *, packed: bool = True) -> bytes:
+    """The result's JSON, by default with packed arrays."""
+    return orjson.dumps(result.model_dump(context=PACKED if packed else None, exclude_none=True))
+
+
+def decode_result(value: bytes) -> Result:
+    """:raises DecodeError: no result of a schema version this library reads."""
+    body = _loads(value)
+    if not isinstance(body, dict):
+        raise DecodeError(Reason.UNDECODABLE_RECORD, "a result must be a JSON object")
+    return _validated(Result, body)
+
+
+def encode_ledger(record: LedgerRecord | ProgressRecord) -> bytes:
+    """A ledger record's JSON."""
+    return orjson.dumps(record.model_dump(mode="json", exclude_defaults=True))
+
+
+def decode_ledger(value: bytes) -> LedgerRecord:
+    """:raises DecodeError: no ledger record of a version this worker reads."""
+    return _validated(LedgerRecord, _loads(value))
+
+
+def decode_progress(value: bytes) -> ProgressRecord:
+    """:raises DecodeError: no progress record of a version this worker reads."""
+    return _validated(ProgressRecord, _loads(value))
+
+

@@ -1,0 +1,50 @@
+"""Ledger records: what is decided about each rollout id, and how far a partition has come."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from freezepoint_schemas.events import SCHEMA_VERSION
+from freezepoint_schemas.reasons import Reason
+
+PROGRESS_KEY = b"!progress"
+"""Key of a partition's progress record; ``!`` is outside the alphabet of rollout ids."""
+
+
+class LedgerRecord(BaseModel):
+    """What is decided about one rollout id.
+
+    ``freeze_offset``: of its last frozen life, -1 while none froze. ``clear_offset``: of its last clear, -1 without.
+    ``first_offset``: of its open life, -1 without. ``outcome`` and below speak of the last frozen life.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    freeze_offset: int = -1
+    clear_offset: int = -1
+    first_offset: int = -1
+    snapshot_id: str | None = None
+    outcome: Literal["delivered", "masked"] | None = None
+    reasons: list[Reason] = Field(default_factory=list)
+
+
+class ProgressRecord(BaseModel):
+    """How far one partition has come; written with every transaction.
+
+    ``watermark``: where a replay starts. ``applied_offset``: the last record folded in, with its append time in
+    milliseconds. ``dead_letters_through``: every dead letter at or below this offset is published.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    partition_count: int
+    group: str
+    watermark: int
+    applied_offset: int
+    applied_timestamp_ms: int
+    dead_letters_through: int
+    idle_seconds: dict[str, float] = Field(default_factory=dict)

@@ -1,0 +1,40 @@
+"""Records as the core reads and writes them, without any client's types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freezepoint_schemas.headers import Headers
+from freezepoint_schemas.topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class InputRecord:
+    """One record as read from a partition. ``timestamp_ms`` is the broker's append time."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """One record to write. Without ``partition`` the key decides (Kafka's default partitioner)."""
+
+    topic: Topic
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    partition: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Payload bytes: key, value and headers."""
+        return (
+            len(self.key or b"")
+            + len(self.value or b"")
+            + sum(len(name) + len(value) for name, value in self.headers)
+        )

@@ -1,0 +1,115 @@
+"""Settings: keyword arguments, then ``FREEZEPOINT_`` environment variables (``__`` nests), then one TOML file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from freezepoint_schemas.topics import TopicNames
+
+DEFAULT_BROKER = "sqlite:///freezepoint.db"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(_Section):
+    """How to reach a Kafka cluster."""
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_ca_file: Path | None = None
+    ssl_cert_file: Path | None = None
+    ssl_key_file: Path | None = None
+    ssl_key_password: SecretStr | None = None
+    ssl_check_hostname: bool = True
+    client_id: str = "freezepoint"
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    transactional_id_prefix: str = "freezepoint"
+    request_timeout_ms: Annotated[int, Field(ge=1_000)] = 30_000
+    session_timeout_ms: Annotated[int, Field(ge=1_000)] = 10_000
+    heartbeat_interval_ms: Annotated[int, Field(ge=100)] = 3_000
+    max_poll_interval_ms: Annotated[int, Field(ge=10_000)] = 300_000
+    transaction_timeout_ms: Annotated[int, Field(ge=1_000)] = 60_000
+    fetch_max_bytes: Annotated[int, Field(ge=1024)] = 50 * 1024 * 1024
+    partition_fetch_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+
+
+class SqliteSettings(_Section):
+    """How the embedded transport behaves."""
+
+    record_bytes_max: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    session_timeout_ms: Annotated[int, Field(ge=100)] = 10_000
+    heartbeat_interval_ms: Annotated[int, Field(ge=10)] = 1_000
+    poll_interval_ms: Annotated[int, Field(ge=1)] = 10
+    busy_timeout_ms: Annotated[int, Field(ge=100)] = 60_000
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+
+
+class WorkerSettings(_Section):
+    """The worker's behaviour and limits."""
+
+    group: str = "freezepoint"
+    builder: str = "prefix_merging"
+    delivery: str = "single_response"
+    poll_timeout_ms: Annotated[int, Field(ge=1)] = 200
+    poll_records_max: Annotated[int, Field(ge=1)] = 500
+    flush_interval_ms: Annotated[int, Field(ge=0)] = 5
+    transaction_results_max: Annotated[int, Field(ge=1)] = 200
+    transaction_bytes_max: Annotated[int, Field(ge=1024)] = 32 * 1024 * 1024
+    publish_timeout_ms: Annotated[int, Field(ge=1_000)] = 30_000
+    progress_interval_ms: Annotated[int, Field(ge=10)] = 5_000
+    pending_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
+    record_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
+    rollout_bytes_max: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
+    rollout_entries_max: Annotated[int, Field(ge=1)] = 100_000
+    inline_build_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024
+    shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+
+
+class Settings(BaseSettings):
+    """Everything that can be set.
+
+    ``broker``: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or ``kafka://host:port,host:port``.
+    ``FREEZEPOINT_CONFIG`` names the TOML file.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="FREEZEPOINT_", env_nested_delimiter="__", extra="ignore", frozen=True
+    )
+
+    broker: str = DEFAULT_BROKER
+    topic_prefix: str = ""
+    kafka: KafkaSettings = KafkaSettings()
+    sqlite: SqliteSettings = SqliteSettings()
+    worker: WorkerSettings = WorkerSettings()
+
+    @property
+    def topics(self) -> TopicNames:
+        return TopicNames(self.topic_prefix)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments win over the environment, the environment over the file."""
+        path = os.environ.get("FREEZEPOINT_CONFIG")
+        toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
+        return (init_settings, env_settings, *toml)

@@ -1,0 +1,1 @@
+"""The transports: one set of ports, two adapters (``kafka://`` and ``sqlite:///``)."""

@@ -1,0 +1,209 @@
+"""What a transport must offer. The worker cannot tell which one it has; one contract suite runs on all of them.
+
+Four roles, four ports: ``Producer`` (durable publication of input), ``GroupMember`` (which partitions are mine, and
+their records), ``Lease`` (exclusive ownership of one partition and atomic publication under it) and ``Reader``
+(committed records of a topic). ``TopicAdmin`` creates and verifies topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from freezepoint.core.records import InputRecord, OutputRecord
+from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec
+
+
+class Producer(Protocol):
+    """Publishes input events at least once, in order per key."""
+
+    async def send(self, records: Sequence[OutputRecord]) -> None:
+        """Return once every record is durable; records above the topic's limit are split.
+
+        :raises BrokerUnavailableError: not acknowledged within the deadline; a retry may repeat records.
+        :raises MissingTopicError: the topic does not exist.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What one poll returned.
+
+    ``generation`` grows with every (re)assignment; ``assigned`` are the partitions this member has in it.
+    ``records``: by partition, in offset order, only of partitions whose lease was started in this generation.
+    """
+
+    generation: int
+    assigned: frozenset[int]
+    records: Mapping[int, Sequence[InputRecord]] = field(default_factory=dict)
+
+
+class Lease(Protocol):
+    """Exclusive ownership of one token partition, proved when it was acquired.
+
+    Every method that publishes raises :class:`PublishError` where the outcome is unknown; the lease is then dead:
+    close it, acquire anew, and let the ledger say what landed.
+    """
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions of the tokens topic when the lease was acquired."""
+        ...
+
+    @property
+    def log_start(self) -> int:
+        """The first offset the tokens partition still has (when acquired)."""
+        ...
+
+    @property
+    def log_end(self) -> int:
+        """The offset after the last committed record of the tokens partition (when acquired)."""
+        ...
+
+    @property
+    def committed(self) -> int | None:
+        """The group's committed offset: a hint where to replay from."""
+        ...
+
+    @property
+    def ledger(self) -> Sequence[InputRecord]:
+        """The ledger partition read to its end after fencing, the latest record of each key."""
+        ...
+
+    async def record_at(self, offset: int) -> InputRecord | None:
+        """The tokens record at that offset, None where there is none any more."""
+        ...
+
+    async def start(self, offset: int) -> None:
+        """Deliver records from that offset on in the member's polls."""
+        ...
+
+    async def publish(self, records: Sequence[OutputRecord]) -> None:
+        """Write all the records, or none: one transaction, split where above the limit.
+
+        :raises FencedError: another owner started.
+        :raises PublishError: failed or unknown; the lease is dead.
+        """
+        ...
+
+    async def renew(self, generation: int, offset: int, records: Sequence[OutputRecord]) -> None:
+        """Keep the lease in a new assignment that gave the partition back: publish (a progress record) under it and
+        deliver from ``offset`` on.
+
+        :raises FencedError: somebody owned it in between.
+        :raises OwnershipLostError: the generation has passed.
+        """
+        ...
+
+    async def commit_hint(self, offset: int) -> None:
+        """Commit the group's offset. Best effort: losing it costs replay, never a result."""
+        ...
+
+    async def caught_up(self) -> bool:
+        """Whether everything that is committed in the partition now has been delivered."""
+        ...
+
+    def pause(self) -> None:
+        """Deliver nothing until :meth:`resume`."""
+        ...
+
+    def resume(self) -> None: ...
+
+    async def close(self) -> None:
+        """Give the lease up: stop delivering and free its producer. Aborts nothing that was published."""
+        ...
+
+
+class GroupMember(Protocol):
+    """One process in a consumer group over the tokens topic."""
+
+    async def poll(self, timeout_s: float, records_max: int) -> Poll:
+        """Wait for records or a new assignment, at most that long. Must be called steadily: it keeps membership.
+
+        :raises BrokerError: the membership cannot go on.
+        """
+        ...
+
+    async def acquire(self, partition: int) -> Lease:
+        """Fence the previous owner, prove ownership in the current generation and read the ledger.
+
+        :raises OwnershipLostError: the assignment changed meanwhile.
+        :raises BrokerError: the broker failed; try again.
+        """
+        ...
+
+    async def leave(self) -> None:
+        """Leave the group, so that others take over at once."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads committed records of one topic, of all or some partitions, split records as they are stored."""
+
+    async def poll(self, timeout_s: float, records_max: int) -> Sequence[InputRecord]:
+        """The next records, in offset order per partition; empty at the timeout."""
+        ...
+
+    async def at_end(self) -> bool:
+        """Whether everything that was committed when this was called has been returned."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFinding:
+    """One line of a check: what was expected of a topic, what is there, and the command that mends it."""
+
+    topic: str
+    ok: bool
+    message: str
+
+
+class TopicAdmin(Protocol):
+    """Creates and verifies topics."""
+
+    async def apply(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
+        """Create what is missing and set what differs; never deletes, shrinks or re-partitions a topic."""
+        ...
+
+    async def check(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
+        """Compare; changes nothing."""
+        ...
+
+    async def partitions(self, topic: Topic) -> int:
+        """:raises MissingTopicError: the topic does not exist."""
+        ...
+
+
+class Transport(Protocol):
+    """A broker, reached. Made by ``freezepoint.transport.connect``."""
+
+    names: TopicNames
+
+    async def producer(self) -> Producer: ...
+
+    async def join(self, group: str) -> GroupMember:
+        """Join a consumer group over the tokens topic."""
+        ...
+
+    async def reader(
+        self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
+    ) -> Reader:
+        """Read a topic from its beginning, or from the given offsets by partition."""
+        ...
+
+    def admin(self) -> TopicAdmin: ...
+
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...

@@ -1,0 +1,32 @@
+"""Splits records above a topic's limit, for every writer of every transport; reading them back is ``PartAssembler``'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from freezepoint.core.records import OutputRecord
+from freezepoint.errors import RecordTooLargeError
+from freezepoint_schemas.headers import PART
+from freezepoint_schemas.parts import split
+
+RECORD_OVERHEAD_BYTES = 512
+"""Room for the batch and record framing and for the part header."""
+
+
+def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[OutputRecord]:
+    """The record, or its parts, each within ``record_bytes_max`` (the topic's ``max.message.bytes``).
+
+    All parts carry the record's own headers and key.
+
+    :raises RecordTooLargeError: key and headers alone leave no room.
+    """
+    if record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max or not record.value:
+        yield record
+        return
+    room = record_bytes_max - RECORD_OVERHEAD_BYTES - (record.size - len(record.value))
+    if room < 1:
+        raise RecordTooLargeError(f"key and headers leave no room below the limit of {record_bytes_max} bytes")
+    for header, part in split(record.value, room):
+        yield OutputRecord(
+            record.topic, record.key, part, (*record.headers, (PART, header.encode())), record.partition
+        )
