@@ -110,9 +110,9 @@ def _short(value: Any) -> str:
 
 
 def encode_event(event: InputEvent, *, packed: bool = False) -> bytes:
-    """The event's JSON; fields that hold their default are left out."""
+    """The event's JSON; fields that are null are left out."""
     return orjson.dumps(
-        {"event": event.event, **event.model_dump(context=PACKED if packed else None, exclude_defaults=True)}
+        {"event": event.event, **event.model_dump(context=PACKED if packed else None, exclude_none=True)}
     )
 
 
