@@ -6,7 +6,7 @@ Unknown fields are ignored; they stay in the raw record.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from pydantic import (
@@ -25,7 +25,7 @@ from freezepoint_schemas import arrays
 from freezepoint_schemas.arrays import AnyArray, FloatArray, TokenArray
 from freezepoint_schemas.topics import ROLLOUT_ID_PATTERN
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 PACKED = {"arrays": "packed"}
 """Serialization context that packs arrays; without it they become JSON arrays."""
 
