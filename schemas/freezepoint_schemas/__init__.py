@@ -1,0 +1,1 @@
+"""The message contract of freezepoint: events, results and their wire form."""

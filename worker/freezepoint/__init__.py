@@ -1,0 +1,1 @@
+"""Freeze finished rollouts from Kafka into training-ready trajectories."""
