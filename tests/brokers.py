@@ -13,7 +13,7 @@ from typing import Literal, NoReturn
 
 import pytest
 
-from kafka_local import LocalKafka, MissingToolError, fetch_jars, find_java
+from kafka_local import LocalKafka, MissingToolError, check_machine, fetch_jars
 
 SERVERS_ENV = "KAFKA_BOOTSTRAP_SERVERS"
 REQUIRED_ENV = "FREEZEPOINT_REQUIRE_BROKER"
@@ -38,7 +38,7 @@ def find_broker() -> Broker:
     if docker := _docker_version():
         return Broker("docker", docker)
     try:
-        return Broker("jvm", find_java())
+        return Broker("jvm", check_machine())
     except MissingToolError as error:
         return Broker("none", f"{SERVERS_ENV} is not set, no Docker daemon answers, and {error}")
 
@@ -46,14 +46,14 @@ def find_broker() -> Broker:
 def prefetch_jars() -> None:
     """Fetch the jars before the first test, whose time limit need not cover a download."""
     with contextlib.suppress(MissingToolError):  # the test that needs them reports it
-        find_java()
+        check_machine()
         fetch_jars()
 
 
 def require_jars() -> Path:
     """The folder of a local broker's jars; skips or fails where none can run."""
     try:
-        find_java()
+        check_machine()
         return fetch_jars()
     except MissingToolError as error:
         give_up(str(error))

@@ -87,6 +87,14 @@ def find_java() -> str:
     return java
 
 
+def check_machine(cache: Path | None = None) -> str:
+    """The Java launcher, when a broker can run here without more installing; raises MissingToolError."""
+    java = find_java()
+    if not jars_complete(jar_folder(cache)):
+        _find_maven()
+    return java
+
+
 def default_jar_cache() -> Path:
     return Path(os.environ.get(JARS_ENV) or HERE / ".jars")
 
@@ -116,9 +124,7 @@ def fetch_jars(cache: Path | None = None) -> Path:
     folder = jar_folder(cache)
     if jars_complete(folder):
         return folder
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise MissingToolError("mvn not found: install Apache Maven, which fetches the Kafka jars")
+    maven = _find_maven()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
@@ -128,6 +134,13 @@ def fetch_jars(cache: Path | None = None) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _find_maven() -> str:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise MissingToolError("mvn not found: install Apache Maven, which fetches the Kafka jars")
+    return maven
 
 
 def _copy_dependencies(maven: str, target: Path) -> None:
@@ -225,6 +238,7 @@ class LocalKafka:
             self._prepare_folder(java, jars)
             command = _java_command(java, jars, "kafka.Kafka", str(self._properties_file))
             self._child = _Child(command, self._log_file)
+            self._child.start()
             self._await_answer(self._child)
         except BaseException:
             # Also for Ctrl-C while it starts: leave neither a process nor a temporary folder behind.
@@ -406,11 +420,13 @@ class _Child:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
-        self._started = threading.Event()
+        self._spawned = threading.Event()
+
+    def start(self) -> None:
         threading.Thread(target=self._run, name="kafka-local", daemon=True).start()
-        self._started.wait()
+        self._spawned.wait()
         if self._failure is not None:
-            raise BrokerFailedError(f"cannot run {command[0]}: {self._failure}") from self._failure
+            raise BrokerFailedError(f"cannot run {self._command[0]}: {self._failure}") from self._failure
 
     @property
     def pid(self) -> int:
@@ -435,9 +451,10 @@ class _Child:
                 )
         except OSError as error:
             self._failure = error
-            self._started.set()
+            self.exited.set()
+            self._spawned.set()
             return
-        self._started.set()
+        self._spawned.set()
         self.code = self._process.wait()
         self.exited.set()
 

@@ -1,1 +1,4 @@
-"""The message contract of freezepoint: events, results and their wire form."""
+"""The contract between model servers, workers and trainers: topics, records and their encodings.
+
+Nothing here talks to a broker; a trainer or a model server may depend on this package alone.
+"""

@@ -1,1 +1,3 @@
-"""Freeze finished rollouts from Kafka into training-ready trajectories."""
+"""freezepoint: token events in, exactly one result per rollout out."""
+
+__version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""The sans-IO core: no await, no clock, no log, no client library."""
+"""The sans-IO core: no await, no clock, no logging, no client library. Testable by replaying a list."""
