@@ -85,7 +85,9 @@ def by_reference(entries: Sequence[TokenEntry], random: Random) -> list[TokenEnt
         target = order[random.randrange(position)]
         shared = _shared(order[position].prompt_token_ids.tolist(), cumulative(target))
         length = random.choice([shared, random.randint(0, shared)])
-        written.append(referring(order[position], target, length) if random.random() < 0.8 else order[position])
+        written.append(
+            referring(order[position], target, length) if random.random() < 0.8 else order[position]
+        )
     random.shuffle(written)
     return written
 

@@ -33,7 +33,9 @@ def decode_event(rollout_id: str, value: bytes | None) -> InputEvent:
 def event_from_object(rollout_id: str, body: Any) -> InputEvent:
     """The event in a decoded JSON object (see :func:`decode_event`)."""
     if not isinstance(body, dict):
-        raise DecodeError(Reason.UNDECODABLE_RECORD, f"the value is a JSON {type(body).__name__}, not an object")
+        raise DecodeError(
+            Reason.UNDECODABLE_RECORD, f"the value is a JSON {type(body).__name__}, not an object"
+        )
     if body.get("rollout_id", rollout_id) != rollout_id:
         raise DecodeError(Reason.FOREIGN_RECORD, f"the body names rollout {_short(body['rollout_id'])}")
     name = event_name(body)
@@ -41,7 +43,9 @@ def event_from_object(rollout_id: str, body: Any) -> InputEvent:
         raise DecodeError(Reason.UNDECODABLE_RECORD, f"unknown event {_short(body.get('event'))}")
     version = body.get("schema_version", SCHEMA_VERSION)
     if type(version) is int and version > SCHEMA_VERSION:
-        raise DecodeError(Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}")
+        raise DecodeError(
+            Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}"
+        )
     fields = {**body, "rollout_id": rollout_id, "event": name}
     _require_writable(fields)
     if name == "token_entry":
@@ -91,7 +95,9 @@ def _lift_inline_arrays(fields: dict[str, Any]) -> None:
         raise DecodeError(Reason.INVALID_ENTRY, f"{len(carriers)} output items carry token arrays")
     index = carriers[0]
     if fields.get("token_item_index") not in (None, index):
-        raise DecodeError(Reason.INVALID_ENTRY, f"output item {index} carries token arrays, token_item_index another")
+        raise DecodeError(
+            Reason.INVALID_ENTRY, f"output item {index} carries token arrays, token_item_index another"
+        )
     item = dict(items[index])
     for name in (*_ARRAY_FIELDS, "routed_experts"):
         inline = item.pop(name, None)
@@ -163,5 +169,3 @@ def decode_ledger(value: bytes) -> LedgerRecord:
 def decode_progress(value: bytes) -> ProgressRecord:
     """:raises DecodeError: no progress record of a version this worker reads."""
     return _validated(ProgressRecord, _loads(value))
-
-

@@ -71,4 +71,6 @@ def test_order_and_encoding_change_nothing(case: dict[str, Any]) -> None:
         assert codec.encode_result(_built(case, packed)) == first
         referring = by_reference(entries, random)
         assert codec.encode_result(_built(case, referring)) == first
-        assert codec.encode_result(_built(case, [recoded(entry, packed=True) for entry in referring])) == first
+        assert (
+            codec.encode_result(_built(case, [recoded(entry, packed=True) for entry in referring])) == first
+        )
