@@ -28,7 +28,9 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=_rendering(out.isatty()))
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=_rendering(terminal=out.isatty())
+        )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -45,7 +47,7 @@ def _shared_processors() -> list[Any]:
     ]
 
 
-def _rendering(terminal: bool) -> list[Any]:
+def _rendering(*, terminal: bool) -> list[Any]:
     if terminal:
         return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.dev.ConsoleRenderer()]
     return [
