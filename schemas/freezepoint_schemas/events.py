@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from freezepoint_schemas import arrays
-from freezepoint_schemas.arrays import AnyArray, FloatArray, TokenArray
+from freezepoint_schemas.arrays import FloatArray, TokenArray
 from freezepoint_schemas.topics import ROLLOUT_ID_PATTERN
 
 SCHEMA_VERSION: Final = 1
@@ -78,7 +78,7 @@ LogProbs: TypeAlias = Annotated[
     _array_schema({"type": "number"}, "Log probabilities of the generated tokens, finite."),
 ]
 RoutedExperts: TypeAlias = Annotated[
-    "AnyArray | list[Any]",
+    Any,  # an array or nested lists; the validator decides
     PlainValidator(arrays.routed_experts),
     PlainSerializer(_routes_to_wire),
     _array_schema({}, "Experts chosen per token, usually [tokens, layers, top_k]; opaque."),
