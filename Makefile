@@ -1,0 +1,55 @@
+# Needs only make and a Python >= 3.11; name another interpreter with PYTHON=.
+PYTHON ?= python3
+KAFKA_PORT ?= 9092
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Two marks of what .venv holds: the package alone (all a demo needs), or the development tools as well.
+LIGHT := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format kafka schemas clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(LIGHT) ## run the demo: no Kafka, no server, one SQLite file
+	$(BIN)/freezepoint demo
+
+test: $(DEV) ## run all tests (PYTEST_ARGS= adds arguments)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(DEV) ## lint, format check, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV) ## format the code and fix what can be fixed safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+kafka: ## run a local Kafka broker in the foreground (KAFKA_PORT=9092)
+	$(PYTHON) deploy/kafka-local/kafka_local.py --port $(KAFKA_PORT)
+
+schemas: $(LIGHT) ## generate the JSON Schemas and the AsyncAPI document again
+	$(BIN)/python -m freezepoint_schemas.generate
+
+clean: ## remove the virtual environment, caches and fetched jars
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache deploy/kafka-local/.jars
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("freezepoint needs Python >= 3.11; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# Order-only: the interpreter's own age says nothing about what is installed.
+$(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(LIGHT) $@
