@@ -118,7 +118,7 @@ def _source(name: str, stack: ExitStack, *, again: bool) -> Source:
         return Source(name, path)
     if not again:
         return Source("<stdin>", None)
-    spool = stack.enter_context(tempfile.NamedTemporaryFile(prefix="freezepoint-"))
+    spool = stack.enter_context(tempfile.NamedTemporaryFile(prefix="freezepoint-"))  # noqa: SIM115 - the stack does
     shutil.copyfileobj(sys.stdin.buffer, spool)
     spool.flush()
     return Source("<stdin>", Path(spool.name))
