@@ -69,7 +69,9 @@ TokenIds: TypeAlias = Annotated[
     TokenArray,
     PlainValidator(arrays.token_ids),
     PlainSerializer(_tokens_to_wire),
-    _array_schema({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "Token ids, int32 and non-negative."),
+    _array_schema(
+        {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "Token ids, int32 and non-negative."
+    ),
 ]
 LogProbs: TypeAlias = Annotated[
     FloatArray,
@@ -213,7 +215,13 @@ class RolloutClear(_Grouped):
 
 
 InputEvent: TypeAlias = (
-    TokenEntry | CallIntent | CallCancelled | CaptureIncomplete | RolloutComplete | RolloutCancelled | RolloutClear
+    TokenEntry
+    | CallIntent
+    | CallCancelled
+    | CaptureIncomplete
+    | RolloutComplete
+    | RolloutCancelled
+    | RolloutClear
 )
 
 EVENTS: dict[str, type[InputEvent]] = {

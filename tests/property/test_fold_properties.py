@@ -36,9 +36,16 @@ def log_events(draw: st.DrawFn, rollout_id: str) -> InputEvent:
     kind = draw(st.sampled_from(["entry"] * 5 + ["intent", "cancelled", "incomplete"]))
     if kind == "entry":
         number = CALLS.index(call_id)
-        return entry(rollout_id, call_id, [1, 2, 0][: number + 1], [2] * (number + 1), created_at=float(number))
-    makers = {"intent": intent, "cancelled": cancelled_call, "incomplete": incomplete}
-    return makers[kind](rollout_id, call_id)  # type: ignore[operator, no-any-return]
+        return entry(
+            rollout_id, call_id, [1, 2, 0][: number + 1], [2] * (number + 1), created_at=float(number)
+        )
+    match kind:
+        case "intent":
+            return intent(rollout_id, call_id)
+        case "cancelled":
+            return cancelled_call(rollout_id, call_id)
+        case _:
+            return incomplete(rollout_id, call_id)
 
 
 @st.composite
@@ -47,8 +54,14 @@ def streams(draw: st.DrawFn) -> list[InputRecord]:
     stream: list[InputRecord] = []
     for _ in range(draw(st.integers(1, 25))):
         rollout_id = draw(st.sampled_from(ROLLOUTS))
-        kind = draw(st.sampled_from(["log"] * 6 + ["split", "complete", "complete", "cancel", "clear", "bad", "key"]))
-        offset = len(stream) + draw(st.integers(0, 2)) if not stream else stream[-1].offset + draw(st.integers(1, 3))
+        kind = draw(
+            st.sampled_from(["log"] * 6 + ["split", "complete", "complete", "cancel", "clear", "bad", "key"])
+        )
+        offset = (
+            len(stream) + draw(st.integers(0, 2))
+            if not stream
+            else stream[-1].offset + draw(st.integers(1, 3))
+        )
         match kind:
             case "log":
                 stream.append(record(offset, rollout_id, draw(log_events(rollout_id))))
@@ -68,7 +81,11 @@ def streams(draw: st.DrawFn) -> list[InputRecord]:
                 value_or_none = clear(rollout_id, group_id=group) if group else draw(st.sampled_from([None]))
                 stream.append(record(offset, rollout_id, value_or_none))
             case "bad":
-                stream.append(record(offset, rollout_id, draw(st.sampled_from([b"{", b"{}", b'{"event":"call_intent"}']))))
+                stream.append(
+                    record(
+                        offset, rollout_id, draw(st.sampled_from([b"{", b"{}", b'{"event":"call_intent"}']))
+                    )
+                )
             case "key":
                 stream.append(record(offset, None, b"{}"))
     return stream
@@ -139,7 +156,9 @@ def test_the_order_across_producers_and_repeats_change_nothing(data: st.DataObje
 
 @settings(max_examples=200, deadline=None)
 @given(TOKENS, st.data())
-def test_which_of_two_conflicting_payloads_is_kept_is_all_that_order_decides(tokens: list[int], data: st.DataObject) -> None:
+def test_which_of_two_conflicting_payloads_is_kept_is_all_that_order_decides(
+    tokens: list[int], data: st.DataObject
+) -> None:
     one: TokenEntry = entry("a", "c0", tokens, [1])
     other: TokenEntry = entry("a", "c0", tokens, [2])
     for order in data.draw(st.permutations([[one, other], [other, one]])):

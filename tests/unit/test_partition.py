@@ -7,6 +7,7 @@ import pytest
 
 from freezepoint.core.effects import OVERSIZED_KEPT_BYTES
 from freezepoint_schemas import codec, parts
+from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.headers import (
     ERROR_CLASS,
     ERROR_MESSAGE,
@@ -36,16 +37,18 @@ from tests.events import (
 GOOD = entry("r", "c1", [1, 2], [3])
 
 
-def reasons_after(*events: object) -> list[Reason]:
+def reasons_after(*events: InputEvent) -> list[Reason]:
     bench = Bench()
-    results = bench.run(records_of(events))  # type: ignore[arg-type]
+    results = bench.run(records_of(events))
     assert len(results) == 1
     return results[0].reasons
 
 
 def test_one_call_becomes_one_unmasked_result() -> None:
     bench = Bench()
-    (result,) = bench.run(records_of([GOOD, complete("r", n_calls=1, reward=0.5, group_id="g", group_size=4)]))
+    (result,) = bench.run(
+        records_of([GOOD, complete("r", n_calls=1, reward=0.5, group_id="g", group_size=4)])
+    )
     assert not result.mask_sample
     assert result.reasons == []
     assert (result.reward, result.group_id, result.group_size) == (0.5, "g", 4)
@@ -72,7 +75,7 @@ def test_one_call_becomes_one_unmasked_result() -> None:
 )
 def test_a_lost_record_is_a_dead_letter_and_masks_its_rollout_alone(value: bytes, reason: Reason) -> None:
     bench = Bench()
-    other = [entry("s", "c1", [7], [8]), complete("s")]
+    other: list[InputEvent] = [entry("s", "c1", [7], [8]), complete("s")]
     headers = (("trace", b"t1"),)
     bench.run(
         [
@@ -90,14 +93,18 @@ def test_a_lost_record_is_a_dead_letter_and_masks_its_rollout_alone(value: bytes
     (letter,) = bench.dead_letters
     assert letter.reason == reason
     assert (letter.record.key, letter.record.value) == (b"r", value)
-    found = {name: header(letter.record.headers, name) for name in (ERROR_TOPIC, ERROR_PARTITION, ERROR_OFFSET)}
+    found = {
+        name: header(letter.record.headers, name) for name in (ERROR_TOPIC, ERROR_PARTITION, ERROR_OFFSET)
+    }
     assert found == {ERROR_TOPIC: b"rollout-tokens", ERROR_PARTITION: b"0", ERROR_OFFSET: b"1"}
     assert header(letter.record.headers, ERROR_CLASS) == reason.encode()
     assert header(letter.record.headers, ERROR_MESSAGE)
     assert header(letter.record.headers, "trace") == b"t1"
 
 
-@pytest.mark.parametrize("key", [None, b"", b"a/b", b"../x", b"!progress", b"\xff", b"a" * 256, "\u00e9".encode()])
+@pytest.mark.parametrize(
+    "key", [None, b"", b"a/b", b"../x", b"!progress", b"\xff", b"a" * 256, "\u00e9".encode()]
+)
 def test_a_record_without_a_rollout_id_is_a_dead_letter_and_opens_no_rollout(key: bytes | None) -> None:
     bench = Bench()
     bench.run([record(0, key, GOOD), record(1, key, None)])
@@ -131,7 +138,9 @@ def test_a_record_on_another_partition_is_a_dead_letter_and_masks_nothing() -> N
 def test_a_repeat_is_ignored_whatever_its_encoding() -> None:
     bench = Bench()
     packed = codec.encode_event(GOOD, packed=True)
-    (result,) = bench.run([record(0, "r", GOOD), record(1, "r", packed), record(2, "r", complete("r", n_calls=1))])
+    (result,) = bench.run(
+        [record(0, "r", GOOD), record(1, "r", packed), record(2, "r", complete("r", n_calls=1))]
+    )
     assert result.reasons == []
     assert bench.core.counters["duplicate"] == 1
 
@@ -146,10 +155,18 @@ def test_another_payload_under_the_same_call_id_masks_and_the_first_is_kept() ->
 
 def test_what_comes_after_the_freeze_is_late_and_the_result_stands() -> None:
     bench = Bench()
-    late = [entry("r", "c2", [1, 2, 3], [4]), intent("r", "c3"), incomplete("r"), cancelled_call("r", "c4"), GOOD]
+    late: list[InputEvent] = [
+        entry("r", "c2", [1, 2, 3], [4]),
+        intent("r", "c3"),
+        incomplete("r"),
+        cancelled_call("r", "c4"),
+        GOOD,
+    ]
     bench.run(records_of([GOOD, complete("r"), *late]))
     assert len(bench.results) == 1
-    assert [letter.reason for letter in bench.dead_letters] == [DeadLetterReason.LATE_AFTER_FREEZE] * len(late)
+    assert [letter.reason for letter in bench.dead_letters] == [DeadLetterReason.LATE_AFTER_FREEZE] * len(
+        late
+    )
 
 
 def test_a_second_complete_or_cancellation_is_ignored_and_counted() -> None:
@@ -167,7 +184,9 @@ def test_a_complete_without_any_record_is_masked() -> None:
 def test_a_value_above_the_limit_leaves_its_first_bytes_and_its_size() -> None:
     bench = Bench(record_bytes_max=100_000)
     value = b"x" * 100_001
-    (result,) = bench.run([record(0, "r", GOOD), record(1, "r", value), record(2, "r", complete("r", n_calls=2))])
+    (result,) = bench.run(
+        [record(0, "r", GOOD), record(1, "r", value), record(2, "r", complete("r", n_calls=2))]
+    )
     assert result.reasons == [Reason.ROLLOUT_TOO_LARGE]
     (letter,) = bench.dead_letters
     assert letter.record.value == value[:OVERSIZED_KEPT_BYTES]
@@ -178,7 +197,7 @@ def test_a_value_above_the_limit_leaves_its_first_bytes_and_its_size() -> None:
 def test_a_rollout_above_its_limits_is_masked_and_its_payload_dropped(limits: dict[str, int]) -> None:
     bench = Bench(**limits)
     calls = [entry("r", f"c{number}", [number], [number]) for number in range(3)]
-    events = [intent("r", "c9"), *calls, complete("r", n_calls=3, reward=1.0)]
+    events: list[InputEvent] = [intent("r", "c9"), *calls, complete("r", n_calls=3, reward=1.0)]
     (result,) = bench.run(records_of(events))
     assert result.reasons == [Reason.ROLLOUT_TOO_LARGE]
     assert result.reward == 1.0
@@ -189,7 +208,10 @@ def test_evidence_of_lost_calls_masks() -> None:
     assert reasons_after(GOOD, intent("r", "c2"), complete("r")) == [Reason.DANGLING_INTENT]
     assert reasons_after(GOOD, incomplete("r", "c2"), complete("r")) == [Reason.CAPTURE_INCOMPLETE]
     assert reasons_after(GOOD, complete("r", n_calls=2)) == [Reason.CALL_COUNT_MISMATCH]
-    assert reasons_after(intent("r", "c1"), GOOD, intent("r", "c2"), cancelled_call("r", "c2"), complete("r")) == []
+    assert (
+        reasons_after(intent("r", "c1"), GOOD, intent("r", "c2"), cancelled_call("r", "c2"), complete("r"))
+        == []
+    )
     assert reasons_after(GOOD, intent("r", "c1"), complete("r")) == []
 
 
@@ -202,7 +224,7 @@ def test_a_cancelled_rollout_is_published_masked() -> None:
 
 def test_a_clear_begins_a_new_life() -> None:
     bench = Bench()
-    events = [GOOD, clear("r"), entry("r", "c2", [5], [6]), complete("r", n_calls=1)]
+    events: list[InputEvent] = [GOOD, clear("r"), entry("r", "c2", [5], [6]), complete("r", n_calls=1)]
     (result,) = bench.run(records_of(events))
     assert result.reasons == []
     assert result.traces[0].token_ids.tolist() == [5, 6]
@@ -217,7 +239,14 @@ def test_a_tombstone_is_a_clear() -> None:
 
 def test_each_life_has_its_own_result_in_order() -> None:
     bench = Bench()
-    events = [GOOD, complete("r"), clear("r"), entry("r", "c2", [5], [6]), complete("r"), complete("r")]
+    events: list[InputEvent] = [
+        GOOD,
+        complete("r"),
+        clear("r"),
+        entry("r", "c2", [5], [6]),
+        complete("r"),
+        complete("r"),
+    ]
     first, second = bench.run(records_of(events))
     assert first.traces[0].token_ids.tolist() == [1, 2, 3]
     assert second.traces[0].token_ids.tolist() == [5, 6]
@@ -228,7 +257,9 @@ def test_a_clear_with_a_group_opens_the_life_and_its_group_is_used_when_the_comp
     bench.run(records_of([clear("r", group_id="g", group_size=3, metadata={"seed": 1})]))
     assert bench.core.watermark() == 0
     bench.crash()
-    (result,) = bench.run(records_of([clear("r", group_id="g", group_size=3, metadata={"seed": 1}), complete("r")]))
+    (result,) = bench.run(
+        records_of([clear("r", group_id="g", group_size=3, metadata={"seed": 1}), complete("r")])
+    )
     assert (result.group_id, result.group_size, result.metadata) == ("g", 3, {"seed": 1})
 
 
@@ -257,7 +288,9 @@ def test_a_missing_part_masks_and_a_late_repeat_of_some_parts_does_not() -> None
         assert (Reason.CAPTURE_INCOMPLETE in result.reasons) == bool(expected)
 
 
-@pytest.mark.parametrize("name", [b"", b"x:0:1", b"0" * 32 + b":1:1", b"0" * 32 + b":0:2:3", b"0" * 32 + b":0:1"])
+@pytest.mark.parametrize(
+    "name", [b"", b"x:0:1", b"0" * 32 + b":1:1", b"0" * 32 + b":0:2:3", b"0" * 32 + b":0:1"]
+)
 def test_a_bad_part_is_a_dead_letter_that_is_no_part_itself(name: bytes) -> None:
     bench = Bench()
     (result,) = bench.run([record(0, "r", b"half", headers=((PART, name),)), record(1, "r", complete("r"))])
@@ -296,10 +329,8 @@ def test_a_clear_holds_the_watermark_until_it_is_recorded() -> None:
     bench = Bench()
     bench.run(records_of([GOOD, complete("r")]))
     bench.feed([record(2, "r", clear("r"))])
-    assert bench.core.dirty
     assert bench.core.watermark() == 2
     bench.commit()
-    assert not bench.core.dirty
     assert bench.core.watermark() == 3
 
 
@@ -335,7 +366,13 @@ def test_records_lost_to_retention_mask_the_open_lives_they_belonged_to() -> Non
     bench.crash()
     bench.core.next_offset = 1
     bench.core.expire(1)
-    bench.run([record(1, "s", entry("s", "c1", [1], [2])), record(2, "r", complete("r")), record(3, "s", complete("s"))])
+    bench.run(
+        [
+            record(1, "s", entry("s", "c1", [1], [2])),
+            record(2, "r", complete("r")),
+            record(3, "s", complete("s")),
+        ]
+    )
     assert [(result.rollout_id, result.reasons) for result in bench.results] == [
         ("r", [Reason.INPUT_EXPIRED]),
         ("s", []),

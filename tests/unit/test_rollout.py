@@ -33,7 +33,9 @@ def test_a_frozen_log_refuses_everything_and_stays_as_it_is() -> None:
     log = new_log()
     log.write(entry("r", "c1", [1], [2]), 10)
     frozen = log.freeze(complete("r"), 0, 9)
-    before = copy.deepcopy({name: getattr(log, name) for name in ("_intents", "_marks", "_faults", "size_bytes")})
+    before = copy.deepcopy(
+        {name: getattr(log, name) for name in ("_intents", "_marks", "_faults", "size_bytes")}
+    )
     keys = set(log._entries)
     for attempt in (
         lambda: log.write(entry("r", "c2", [1], [2]), 10),

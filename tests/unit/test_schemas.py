@@ -84,7 +84,9 @@ def test_packed_and_plain_examples_mean_the_same() -> None:
 
 
 def test_inline_arrays_move_off_their_item() -> None:
-    event = codec.decode_event(ROLLOUT, (SCHEMAS / "examples/v1/good/token_entry.inline_arrays.json").read_bytes())
+    event = codec.decode_event(
+        ROLLOUT, (SCHEMAS / "examples/v1/good/token_entry.inline_arrays.json").read_bytes()
+    )
     assert isinstance(event, TokenEntry)
     assert event.token_item_index == 1
     assert event.output_items[1] == {"type": "message", "content": []}
@@ -94,7 +96,9 @@ def test_inline_arrays_move_off_their_item() -> None:
 def test_a_result_fits_its_schema_and_survives_its_encoding(packed: bool) -> None:
     bench = Bench()
     routes = [[[300]], [[2]], [[3]]]
-    (result,) = bench.run(records_of([entry("r", "c", [1, 2], [3], routed_experts=routes), complete("r", reward=1.0)]))
+    (result,) = bench.run(
+        records_of([entry("r", "c", [1, 2], [3], routed_experts=routes), complete("r", reward=1.0)])
+    )
     raw = codec.encode_result(result, packed=packed)
     jsonschema.validate(orjson.loads(raw), schema_of("result"))
     again = codec.decode_result(raw)

@@ -43,7 +43,12 @@ class PartitionRunner:
     """
 
     def __init__(
-        self, lease: Lease, core: PartitionCore, settings: WorkerSettings, executor: Executor, counts: Counter[str]
+        self,
+        lease: Lease,
+        core: PartitionCore,
+        settings: WorkerSettings,
+        executor: Executor,
+        counts: Counter[str],
     ) -> None:
         self.lease = lease
         self.core = core
@@ -153,7 +158,9 @@ class PartitionRunner:
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
         records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
-        decided = self.core.take(item if isinstance(item, DeadLetter) else (item[0], item[1].result) for item in batch)
+        decided = self.core.take(
+            item if isinstance(item, DeadLetter) else (item[0], item[1].result) for item in batch
+        )
         taken = _Taken(self.core.next_offset, self.core.watermark())
         self._publishing = True
         try:

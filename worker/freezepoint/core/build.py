@@ -1,10 +1,10 @@
-"""One frozen log to one result: snapshot, builder, projection, reasons. Nothing a producer sent makes it raise."""
+"""One frozen log to one result. Nothing a producer sent makes this raise."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import xxhash
@@ -26,7 +26,7 @@ _ERROR_LENGTH_MAX = 300
 _NOTHING_RECORDED = "No call of this rollout was recorded."
 _EVERYTHING_LOST = "Nothing to build: the calls of this rollout were lost or dropped."
 _FAILURES = {
-    Reason.NO_SAFE_CHAIN: "No safe chain: every path from a root to a leaf crosses a quarantined or unresolved call.",
+    Reason.NO_SAFE_CHAIN: "No safe chain: every path from a root to a leaf crosses a quarantined call.",
     Reason.NO_TRAINABLE_TOKENS: "No trainable tokens: every recorded generation is empty.",
     Reason.BUILDER_NOT_DELIVERABLE: "per_request can return several trajectories, single_response takes one.",
 }
@@ -45,72 +45,96 @@ _LOST_RECORDS = frozenset(
 """Faults that mean that something of the rollout was never seen."""
 
 
-class _UnknownChoice(ValueError):
+class _Choice(NamedTuple):
+    """What this rollout is built with, for whom."""
+
+    builder: str
+    delivery: str
+
+    @property
+    def is_single(self) -> bool:
+        return self.delivery == SINGLE_RESPONSE
+
+
+class _UnknownChoiceError(ValueError):
     """The rollout asks for a builder or a delivery that does not exist here."""
 
 
-def build_result(log: FrozenLog, *, builder: str = "prefix_merging", delivery: str = SINGLE_RESPONSE) -> Result:
-    """The result of a frozen log; equal logs, in whatever order and encoding they arrived, give equal results.
+def build_result(
+    log: FrozenLog, *, builder: str = "prefix_merging", delivery: str = SINGLE_RESPONSE
+) -> Result:
+    """The result of a frozen log; equal logs, whatever their order and encoding, give equal results.
 
     :param builder: used unless the closing event names one; likewise ``delivery``.
     :raises MemoryError: and nothing else; any other failure becomes a result masked ``builder_failed``.
     """
-    if isinstance(log.closing, RolloutComplete):
-        builder = builder if log.closing.builder is None else log.closing.builder
-        delivery = delivery if log.closing.delivery is None else log.closing.delivery
+    choice = _choice(log, builder, delivery)
     snapshot: Snapshot | None = None
     try:
         snapshot = take_snapshot(log)
-        _check_choices(builder, delivery)
-        output = BUILDERS[builder](snapshot.calls)
-        traces = project(output.traces, snapshot.tree, snapshot.id)
-        return _result(log, snapshot, output, traces, builder, delivery)
+        _check(choice)
+        output = BUILDERS[choice.builder](snapshot.calls)
+        return _result(log, snapshot, output, choice)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - one rollout must not take its partition with it
-        return _failed(log, snapshot, error, builder, delivery)
+        return _failed(log, snapshot, error, choice)
 
 
-def _check_choices(builder: str, delivery: str) -> None:
+def _choice(log: FrozenLog, builder: str, delivery: str) -> _Choice:
+    if isinstance(log.closing, RolloutComplete):
+        builder = builder if log.closing.builder is None else log.closing.builder
+        delivery = delivery if log.closing.delivery is None else log.closing.delivery
+    return _Choice(builder, delivery)
+
+
+def _check(choice: _Choice) -> None:
+    builder, delivery = choice
     if builder not in BUILDERS:
-        raise _UnknownChoice(f"Unknown builder {builder[:80]!r}: this worker knows {', '.join(BUILDERS)}.")
+        raise _UnknownChoiceError(
+            f"Unknown builder {builder[:80]!r}: this worker knows {', '.join(BUILDERS)}."
+        )
     if delivery not in DELIVERIES:
-        raise _UnknownChoice(f"Unknown delivery {delivery[:80]!r}: this worker knows {', '.join(DELIVERIES)}.")
+        raise _UnknownChoiceError(
+            f"Unknown delivery {delivery[:80]!r}: this worker knows {', '.join(DELIVERIES)}."
+        )
 
 
-def _result(
-    log: FrozenLog, snapshot: Snapshot, output: BuildOutput, traces: list[Trace], builder: str, delivery: str
-) -> Result:
-    failures = _failures(snapshot, output, builder, delivery)
-    failed = bool(failures) or not snapshot.recorded
-    reasons = snapshot.faults | failures | _shape_reasons(output, delivery, failed) | _closing_reasons(log)
+def _result(log: FrozenLog, snapshot: Snapshot, output: BuildOutput, choice: _Choice) -> Result:
+    failures = _failures(snapshot, output, choice)
+    error = _error(snapshot, failures)
+    shape = _shape_reasons(output, judged=choice.is_single and error is None)
+    reasons = snapshot.faults | failures | shape | _closing_reasons(log)
+    traces = project(output.traces, snapshot.tree, snapshot.id)
     return Result(
         rollout_id=log.rollout_id,
         mask_sample=bool(reasons),
         reasons=ordered(reasons),
-        error=_error(snapshot, failures),
-        builder=builder,
-        delivery=delivery,
+        error=error,
+        builder=choice.builder,
+        delivery=choice.delivery,
         model=_model(log, output),
         snapshot=_info(log, snapshot.id, snapshot.version),
         traces=traces,
-        metrics=_failed_metrics(snapshot.recorded, reasons) if failed else _metrics(snapshot, output, reasons),
+        metrics=(_metrics(snapshot, output) if error is None else _failed_metrics(snapshot.recorded))
+        | _incomplete(reasons),
         unresolved_retries=list(output.unresolved_retries),
         diagnostics=_diagnostics(snapshot, output, traces),
         **_handed_through(log),
     )
 
 
-def _failures(snapshot: Snapshot, output: BuildOutput, builder: str, delivery: str) -> set[Reason]:
+def _failures(snapshot: Snapshot, output: BuildOutput, choice: _Choice) -> set[Reason]:
     """Why there is nothing to deliver."""
     failures: set[Reason] = set()
-    if builder == "per_request" and delivery == SINGLE_RESPONSE:
+    undeliverable = choice.is_single and choice.builder == "per_request"
+    if undeliverable:
         failures.add(Reason.BUILDER_NOT_DELIVERABLE)
     if not snapshot.recorded:
         return failures
     if not output.captured and not any(entry.generation_token_ids.size for entry, _ in snapshot.set_aside):
         failures.add(Reason.NO_TRAINABLE_TOKENS)
-    elif not output.captured or (builder != "per_request" and delivery == SINGLE_RESPONSE and output.main is None):
+    elif not output.captured or (choice.is_single and not undeliverable and output.main is None):
         failures.add(Reason.NO_SAFE_CHAIN)
     return failures
 
@@ -121,16 +145,16 @@ def _error(snapshot: Snapshot, failures: set[Reason]) -> str | None:
     return next((_FAILURES[reason] for reason in ordered(failures)), None)
 
 
-def _shape_reasons(output: BuildOutput, delivery: str, failed: bool) -> set[Reason]:
-    """What about the built forest keeps it from being trained on."""
+def _shape_reasons(output: BuildOutput, *, judged: bool) -> set[Reason]:
+    """What about the built forest keeps it from being trained on; ``judged`` where one chain must be all of
+    it."""
     reasons: set[Reason] = set()
     if output.unresolved_retries:
         reasons.add(Reason.UNRESOLVED_RETRY)
-    if delivery == SINGLE_RESPONSE and not failed:
-        if output.roots != 1:
-            reasons.add(Reason.MULTIPLE_ROOTS)
-        if len(output.chains) != 1:
-            reasons.add(Reason.MULTIPLE_CHAINS)
+    if judged and output.roots != 1:
+        reasons.add(Reason.MULTIPLE_ROOTS)
+    if judged and len(output.chains) != 1:
+        reasons.add(Reason.MULTIPLE_CHAINS)
     return reasons
 
 
@@ -155,7 +179,7 @@ def _info(log: FrozenLog, snapshot_id: str, version: int) -> SnapshotInfo:
     )
 
 
-def _metrics(snapshot: Snapshot, output: BuildOutput, reasons: Iterable[Reason]) -> dict[str, Any]:
+def _metrics(snapshot: Snapshot, output: BuildOutput) -> dict[str, Any]:
     """The reference's metrics, key for key. They speak of the main chain whatever the delivery is."""
     captured = output.captured + sum(entry.generation_token_ids.size for entry, _ in snapshot.set_aside)
     return {
@@ -168,15 +192,15 @@ def _metrics(snapshot: Snapshot, output: BuildOutput, reasons: Iterable[Reason])
         "generated_tokens_captured": captured,
         "generated_tokens_delivered": output.delivered,
         "empty_generation_calls": len(output.empty_generations),
-    } | _incomplete(reasons)
+    }
 
 
 def _fraction(part: int, whole: int) -> float:
     return round(part / whole, 4) if whole else 0.0
 
 
-def _failed_metrics(recorded: int, reasons: Iterable[Reason]) -> dict[str, Any]:
-    return {"n_calls": recorded} | _incomplete(reasons)
+def _failed_metrics(recorded: int) -> dict[str, Any]:
+    return {"n_calls": recorded}
 
 
 def _incomplete(reasons: Iterable[Reason]) -> dict[str, Any]:
@@ -227,9 +251,7 @@ def _handed_through(log: FrozenLog) -> dict[str, Any]:
     return fields
 
 
-def _failed(
-    log: FrozenLog, snapshot: Snapshot | None, error: Exception, builder: str, delivery: str
-) -> Result:
+def _failed(log: FrozenLog, snapshot: Snapshot | None, error: Exception, choice: _Choice) -> Result:
     """The masked result of a build that raised."""
     calls = sorted({entry.model_call_id for entry in log.entries})
     faults = log.faults if snapshot is None else snapshot.faults
@@ -240,17 +262,17 @@ def _failed(
         mask_sample=True,
         reasons=ordered(reasons),
         error=_sentence(error),
-        builder=builder,
-        delivery=delivery,
+        builder=choice.builder,
+        delivery=choice.delivery,
         model=_model(log, BuildOutput()),
         snapshot=_info(log, snapshot.id if snapshot else unread, snapshot.version if snapshot else 1),
-        metrics=_failed_metrics(len(calls), reasons),
+        metrics=_failed_metrics(len(calls)) | _incomplete(reasons),
         **_handed_through(log),
     )
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, _UnknownChoice):
+    if isinstance(error, _UnknownChoiceError):
         return str(error)
     first_line = str(error).partition("\n")[0]
     return f"The build failed: {type(error).__name__}: {first_line}"[:_ERROR_LENGTH_MAX]

@@ -1,7 +1,8 @@
 """From resolved calls to paths worth training on: ``prefix_merging`` and ``per_request``.
 
-Pure functions of their calls. Both expect them in the order that decides every tie, (prompt length, call id), in
-which a parent always stands before its children. Nothing recurses: rollouts run to thousands of turns.
+Pure functions of their calls. Both expect them in the order that decides every tie, (prompt length, call
+id), in which a parent always stands before its children. Nothing recurses: rollouts run to thousands of
+turns.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ class TracePath:
 class BuildOutput:
     """What a builder makes of a rollout's calls.
 
-    ``traces``: the main one first if there is one, then the other live ends in call order. ``chains``: the leaves of
-    the paths without a quarantined call, a leaf being a call without any child; ``main`` is the leaf of the chosen
-    one. ``roots`` counts all roots. ``quarantined``: call id -> why, for the quarantined calls themselves;
-    ``not_delivered``: call id -> why, for every call in no trace. ``unresolved_retries``: the members of groups
-    that nothing decides. ``captured``: generated tokens of all calls, ``delivered``: those of the main chain.
+    ``traces``: the main one first if there is one, then the other live ends in call order. ``chains``: the
+    leaves of the paths without a quarantined call, a leaf being a call without any child; ``main`` is the
+    leaf of the chosen one. ``roots`` counts all roots. ``quarantined``: call id -> why, for the quarantined
+    calls themselves; ``not_delivered``: call id -> why, for every call in no trace. ``unresolved_retries``:
+    the members of groups that nothing decides. ``captured``: generated tokens of all calls, ``delivered``:
+    those of the main chain.
     """
 
     traces: tuple[TracePath, ...] = ()
@@ -65,8 +67,8 @@ def per_request(calls: Sequence[ResolvedCall]) -> BuildOutput:
 def prefix_merging(calls: Sequence[ResolvedCall]) -> BuildOutput:
     """Calls linked to the longest earlier call they continue; retries resolved; one path per surviving end.
 
-    A call that continues two calls with the same sequence is quarantined, and so is a retry that nothing continues
-    while something continues its sibling.
+    A call that continues two calls with the same sequence is quarantined, and so is a retry that nothing
+    continues while something continues its sibling.
     """
     forest = _linked([call for call in calls if call.generated])
     unresolved = _resolve_retries(forest)
@@ -80,7 +82,9 @@ def prefix_merging(calls: Sequence[ResolvedCall]) -> BuildOutput:
         chains=tuple(forest.calls[leaf] for leaf in chains),
         main=forest.calls[main] if main != _NONE else None,
         roots=forest.parents.count(_NONE),
-        quarantined={forest.calls[index].call_id: reason for index, reason in sorted(forest.quarantined.items())},
+        quarantined={
+            forest.calls[index].call_id: reason for index, reason in sorted(forest.quarantined.items())
+        },
         not_delivered=_not_delivered(forest, dead, empty),
         unresolved_retries=tuple(forest.calls[index].call_id for index in unresolved),
         empty_generations=empty,
@@ -106,7 +110,7 @@ class _Forest:
 
 
 def _linked(calls: Sequence[ResolvedCall]) -> _Forest:
-    """Each call under the one it continues; under the first of them and quarantined, where two are the same."""
+    """Each call under the one it continues: under the first, and quarantined, where several are equal."""
     ending: defaultdict[Node, list[int]] = defaultdict(list)
     for index, call in enumerate(calls):
         ending[call.end_node].append(index)
@@ -124,8 +128,8 @@ def _linked(calls: Sequence[ResolvedCall]) -> _Forest:
 def _resolve_retries(forest: _Forest) -> list[int]:
     """Quarantine the retries that were not kept; returns the members of the groups that nothing decides.
 
-    The order matters, because a decision looks at what is quarantined so far: sibling groups by their first member
-    (the roots are siblings of each other), in each the prompts by their first member.
+    The order matters, because a decision looks at what is quarantined so far: sibling groups by their first
+    member (the roots are siblings of each other), in each the prompts by their first member.
     """
     siblings: dict[int, dict[Node, list[int]]] = {}
     for index, (parent, call) in enumerate(zip(forest.parents, forest.calls, strict=True)):
@@ -195,7 +199,9 @@ def _traces(forest: _Forest, main: int, ends: list[int]) -> tuple[TracePath, ...
     return tuple(traces)
 
 
-def _not_delivered(forest: _Forest, dead: list[bool], empty: Sequence[ResolvedCall]) -> dict[str, NotDelivered]:
+def _not_delivered(
+    forest: _Forest, dead: list[bool], empty: Sequence[ResolvedCall]
+) -> dict[str, NotDelivered]:
     reasons = {
         call.call_id: forest.quarantined.get(index, NotDelivered.QUARANTINED_ANCESTOR)
         for index, call in enumerate(forest.calls)

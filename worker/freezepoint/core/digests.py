@@ -18,7 +18,8 @@ _LITTLE_ENDIAN_FLOATS = np.dtype("<f8")
 def body_digest(entry: TokenEntry) -> bytes:
     """xxh3-128 of everything of a call except how its prompt is written (16 bytes).
 
-    Output items count as JSON with sorted keys; integer routed experts count by their values, whatever their dtype.
+    Output items count as JSON with sorted keys; integer routed experts count by their values, whatever
+    their dtype.
     """
     return body_digest_of(entry, canonical_routes(entry.routed_experts))
 
@@ -57,7 +58,7 @@ def _update_routes(hasher: xxhash.xxh3_128, routes: AnyArray | list[Any] | None)
 
 
 def prompt_form(entry: TokenEntry) -> bytes:
-    """xxh3-128 of how a prompt is written: the reference, if there is one, and the tokens after it (16 bytes)."""
+    """xxh3-128 of how a prompt is written: any reference, and the tokens after it (16 bytes)."""
     prefix = entry.prompt_prefix
     reference = None if prefix is None else [prefix.call_id, prefix.length, prefix.digest]
     hasher = xxhash.xxh3_128(orjson.dumps(reference))
@@ -73,7 +74,8 @@ def tokens_digest(tokens: TokenArray) -> bytes:
 def payload_digest(entry: TokenEntry, prompt_digest: bytes | None = None) -> bytes:
     """xxh3-128 of a call's whole payload, however its prompt is written (16 bytes).
 
-    :param prompt_digest: :func:`tokens_digest` of the whole prompt; needed where the entry has a ``prompt_prefix``.
+    :param prompt_digest: :func:`tokens_digest` of the whole prompt; needed where the entry has a
+        ``prompt_prefix``.
     """
     if prompt_digest is None:
         if entry.prompt_prefix is not None:
@@ -88,8 +90,8 @@ def joined_digest(body: bytes, prompt: bytes) -> bytes:
 
 
 def canonical_routes(value: AnyArray | list[Any] | None) -> AnyArray | list[Any] | None:
-    """Routed experts in the one form all their encodings share: an integer array in the narrowest dtype where they
-    are one (of any number of dimensions), else nested lists as JSON would hold them."""
+    """Routed experts in the one form all their encodings share: an integer array in the narrowest dtype
+    where they are one (of any number of dimensions), else nested lists as JSON would hold them."""
     if value is None:
         return None
     if isinstance(value, np.ndarray):

@@ -102,7 +102,9 @@ class PartitionCore:
             for rollout_id, value in self.book.changed(self._release_clear)
         ]
         self.dead_letters_through = (
-            self._dead_letters[0] - 1 if self._dead_letters else max(self.dead_letters_through, self.next_offset - 1)
+            self._dead_letters[0] - 1
+            if self._dead_letters
+            else max(self.dead_letters_through, self.next_offset - 1)
         )
         return [*records, self._progress()]
 
@@ -131,7 +133,9 @@ class PartitionCore:
             record = replace(record, value=whole, headers=without(record.headers, PART))
             state = self._state(rollout_id, record.offset)
         if record.value is not None and len(record.value) > self.config.record_bytes_max:
-            message = f"{len(record.value)} bytes are above the worker's limit of {self.config.record_bytes_max}"
+            message = (
+                f"{len(record.value)} bytes are above the worker's limit of {self.config.record_bytes_max}"
+            )
             return self._fault(rollout_id, record, Reason.ROLLOUT_TOO_LARGE, message, truncate=True)
         try:
             event = codec.decode_event(rollout_id, record.value)

@@ -1,13 +1,14 @@
 """Longest-cumulative-prefix index: a radix tree over token sequences, linear in the tokens it is given.
 
-Tokens are never copied: an edge is a stretch of one of the arrays that were interned, and arrays are compared in
-bulk, exactly, without hashing. Equal sequences end at the same node, so "same prompt" is node identity and
-"is a prefix of" is "is an ancestor of". Splitting an edge keeps the lower node's identity: what once ended at a
-node ends there forever.
+Tokens are never copied: an edge is a stretch of one of the arrays that were interned, and arrays are
+compared in bulk, exactly, without hashing. Equal sequences end at the same node, so "same prompt" is node
+identity and "is a prefix of" is "is an ancestor of". Splitting an edge keeps the lower node's identity:
+what once ended at a node ends there forever.
 
-Each node remembers one interned array (a *run*) that passes through it. Following a run compares everything ahead
-at once instead of edge by edge, and the node it leads to is found through jump pointers (Myers, "An applicative
-random-access stack", 1983), so a conversation that is sent whole with every turn costs a few bulk compares per call.
+Each node remembers one interned array (a *run*) that passes through it. Following a run compares everything
+ahead at once instead of edge by edge, and the node it leads to is found through jump pointers (Myers, "An
+applicative random-access stack", 1983), so a conversation that is sent whole with every turn costs a few
+bulk compares per call.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class Run:
 class Node:
     """A position in the tree: the sequence of ``depth`` tokens that leads from the root to it.
 
-    ``run`` passes through this node and covers its whole edge (the tokens after ``parent``). ``jump`` is a proper
-    ancestor further up, ``rank`` the number of nodes above when this one was made; both only save steps.
+    ``run`` passes through this node and covers its whole edge (the tokens after ``parent``). ``jump`` is a
+    proper ancestor further up, ``rank`` the number of nodes above when this one was made; both only save
+    steps.
     """
 
     __slots__ = ("children", "depth", "hasher", "jump", "parent", "rank", "run")
@@ -76,7 +78,9 @@ class PrefixTree:
             first = tokens.item(done)
             child = node.children.get(first)
             if child is None:
-                node = node.children[first] = Node(node, run.origin + tokens.size, run)
+                leaf = Node(node, run.origin + tokens.size, run)
+                node.children[first] = leaf
+                node = leaf
                 break
             known = child.run
             matched = common_prefix(tokens[done:], known.tokens[node.depth - known.origin :])
@@ -87,7 +91,7 @@ class PrefixTree:
         return node
 
     def at(self, below: Node, depth: int) -> Node:
-        """The node of the first ``depth`` tokens of ``below``'s sequence; splits an edge where there is none yet."""
+        """The node of the first ``depth`` tokens of ``below``'s sequence; splits an edge to make it."""
         node = below
         while node.parent is not None and node.parent.depth >= depth:
             node = node.jump if node.jump.depth >= depth else node.parent
@@ -104,7 +108,7 @@ class PrefixTree:
         return np.concatenate(pieces[::-1]) if pieces else _NO_TOKENS
 
     def digest(self, node: Node) -> bytes:
-        """xxh3-128 of the sequence as little-endian int32; continues from the nearest ancestor already hashed."""
+        """xxh3-128 of the sequence as little-endian int32, continued from the nearest ancestor's."""
         return self._hasher(node).digest()
 
     def _hasher(self, node: Node) -> xxhash.xxh3_128:
@@ -139,8 +143,8 @@ def _split(lower: Node, depth: int) -> Node:
 
 
 def common_prefix(left: TokenArray, right: TokenArray) -> int:
-    """How many leading tokens two arrays share. Blocks grow, so an early difference is found cheaply and a long
-    match needs no array as long as itself."""
+    """How many leading tokens two arrays share. Blocks grow, so an early difference is found cheaply and a
+    long match needs no array as long as itself."""
     limit = min(left.size, right.size)
     start, block = 0, _COMPARE_FIRST
     while start < limit:

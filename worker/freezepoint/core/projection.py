@@ -1,7 +1,7 @@
 """Paths of calls to flat traces, and traces back to the response form.
 
-A trace holds every token once and is linear in its tokens; the response form repeats the whole prompt with every
-call, as the reference does, and is made only for who asks for it.
+A trace holds every token once and is linear in its tokens; the response form repeats the whole prompt with
+every call, as the reference does, and is made only for who asks for it.
 """
 
 from __future__ import annotations
@@ -102,13 +102,15 @@ def _incomplete(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trace_response(result: Result, trace: Trace) -> dict[str, Any]:
-    """One trace as a response: every call's output items, the token-bearing one with its whole contiguous prompt.
+    """One trace as a response: every call's output items, one of them with its tokens and whole prompt.
 
     Calls that another trace owns are looked up there. Quadratic in the tokens, as the form itself is.
     """
     recorded = {call.item.call_id: call for owner in result.traces for call in _recorded_calls(owner)}
     tokens = trace.token_ids.tolist()
-    calls = sorted((*_positions(trace, tokens), *((span.start, span.end, span.call_id) for span in trace.shared)))
+    calls = sorted(
+        (*_positions(trace, tokens), *((span.start, span.end, span.call_id) for span in trace.shared))
+    )
     output: list[dict[str, Any]] = []
     for start, end, call_id in calls:
         output += _output_items(recorded[call_id], tokens[:start], tokens[start:end])

@@ -15,35 +15,36 @@ _DIMENSIONS = 3
 
 
 def aligned_routes(calls: Sequence[ResolvedCall], tokens: int) -> AnyArray | None:
-    """The integers [``tokens``, layers, top_k] that a trace of these calls holds, or None where there are none.
+    """The integers [``tokens``, layers, top_k] that a trace of these calls holds, if they align.
 
-    They exist when every call that came with values has one row for each of its prompt and generation tokens, all
-    with the same layers and top_k, and the last of these calls reaches the end. As every call's rows begin at the
-    first token and later calls win, they are the last call's.
+    They exist when every call that came with values has one row for each of its prompt and generation
+    tokens, all with the same layers and top_k, and the last of these calls reaches the end. As every call's
+    rows begin at the first token and later calls win, they are the last call's.
     """
     carriers = [call for call in calls if call.routes is not None]
-    if not carriers or carriers[-1].cumulative_length != tokens or not all(map(_fits, carriers)):
+    if not carriers or carriers[-1].cumulative_length != tokens:
+        return None
+    shapes = {_row_shape(call) for call in carriers}
+    if any(map(is_mismatch, carriers)) or len(shapes) > 1 or None in shapes:
         return None
     rows = carriers[-1].routes
-    same = all(_row_shape(call) == _row_shape(carriers[-1]) for call in carriers)
-    return rows if same and isinstance(rows, np.ndarray) else None
-
-
-def _is_whole(call: ResolvedCall) -> bool:
-    return isinstance(call.routes, np.ndarray) and call.routes.ndim == _DIMENSIONS
-
-
-def _fits(call: ResolvedCall) -> bool:
-    return _is_whole(call) and len(call.routes or ()) == call.cumulative_length
-
-
-def _row_shape(call: ResolvedCall) -> tuple[int, ...]:
-    return call.routes.shape[1:] if isinstance(call.routes, np.ndarray) else ()
+    return rows if isinstance(rows, np.ndarray) else None
 
 
 def is_mismatch(call: ResolvedCall) -> bool:
     """Whether a call has an integer array of routed experts that is not one row per token."""
-    return _is_whole(call) and not _fits(call)
+    routes = call.routes
+    return (
+        isinstance(routes, np.ndarray)
+        and routes.ndim == _DIMENSIONS
+        and len(routes) != call.cumulative_length
+    )
+
+
+def _row_shape(call: ResolvedCall) -> tuple[int, ...] | None:
+    """(layers, top_k) of a call's values, None where they are no such array."""
+    routes = call.routes
+    return routes.shape[1:] if isinstance(routes, np.ndarray) and routes.ndim == _DIMENSIONS else None
 
 
 def route_patch(values: AnyArray, rows: AnyArray) -> RoutePatch:

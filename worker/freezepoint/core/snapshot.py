@@ -1,8 +1,9 @@
-"""A frozen log made sense of: prompts by reference resolved, duplicates told from conflicts, content identified.
+"""A frozen log made sense of: references resolved, duplicates told from conflicts, content identified.
 
-Prompts and generations are interned in one prefix tree. So a reference costs the tokens written after it, two prompts
-are equal when they end at the same node, and the digest of a prefix continues from the call it refers to.
-Nothing here depends on the order of arrival, except which of two conflicting payloads is the one that was kept.
+Prompts and generations are interned in one prefix tree. So a reference costs the tokens written after it,
+two prompts are equal when they end at the same node, and the digest of a prefix continues from the call it
+refers to. Nothing here depends on the order of arrival, except which of two conflicting payloads is the one
+that was kept.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _LOST_PROMPT = {
 class ResolvedCall:
     """One recorded call whose whole prompt is known.
 
-    ``prompt_node`` and ``end_node`` are where its prompt and its cumulative sequence end in the snapshot's tree.
-    ``routes``: its routed experts in canonical form.
+    ``prompt_node`` and ``end_node`` are where its prompt and its cumulative sequence end in the snapshot's
+    tree. ``routes``: its routed experts in canonical form.
     """
 
     entry: TokenEntry
@@ -72,9 +73,9 @@ class ResolvedCall:
 class Snapshot:
     """What a frozen log holds.
 
-    ``calls``: the recorded calls by (prompt length, call id). ``set_aside``: recorded calls, by id, whose prompt
-    cannot be told, with the reason why. ``faults``: what masks the rollout whatever is built of it. ``id``: equal for
-    equal content. ``version``: the number of distinct facts in the log and its freeze.
+    ``calls``: the recorded calls by (prompt length, call id). ``set_aside``: recorded calls, by id, whose
+    prompt cannot be told, with the reason why. ``faults``: what masks the rollout whatever is built of it.
+    ``id``: equal for equal content. ``version``: the number of distinct facts in the log and its freeze.
     """
 
     rollout_id: str
@@ -93,8 +94,8 @@ class Snapshot:
 
 
 def take_snapshot(log: FrozenLog) -> Snapshot:
-    """Resolve, compare and identify everything in a frozen log. Linear in the tokens it holds; never raises for
-    what a producer wrote, that becomes a fault."""
+    """Resolve, compare and identify everything in a frozen log. Linear in the tokens it holds; never raises
+    for what a producer wrote, that becomes a fault."""
     forms = _forms(log)
     tree = PrefixTree()
     _resolve(tree, forms)
@@ -140,8 +141,9 @@ def _kept(forms: Iterable[_Form]) -> dict[str, _Form]:
 def _resolve(tree: PrefixTree, forms: list[_Form]) -> None:
     """Intern every form whose prompt can be told; the others get their ``failure``.
 
-    A reference resolves against any form of the call it names: the digest proves the tokens, so it does not matter
-    which. What is left waiting at the end refers to nothing, to too much, to other tokens, or in a circle.
+    A reference resolves against any form of the call it names: the digest proves the tokens, so it does not
+    matter which. What is left waiting at the end refers to nothing, to too much, to other tokens, or in a
+    circle.
     """
     whole = sorted((form for form in forms if form.entry.prompt_prefix is None), key=_written_length)
     waiting: defaultdict[str, list[tuple[_Form, PromptPrefix]]] = defaultdict(list)
@@ -188,7 +190,9 @@ def _try_reference(tree: PrefixTree, form: _Form, prefix: PromptPrefix, target: 
 def _resolved_call(form: _Form) -> ResolvedCall:
     if form.prompt_node is None or form.end_node is None:
         raise ValueError(f"call {form.entry.model_call_id} is not resolved")
-    return ResolvedCall(form.entry, form.prompt_node, form.end_node, canonical_routes(form.entry.routed_experts))
+    return ResolvedCall(
+        form.entry, form.prompt_node, form.end_node, canonical_routes(form.entry.routed_experts)
+    )
 
 
 def _entry_faults(forms: Iterable[_Form], kept: Mapping[str, _Form]) -> set[Reason]:
@@ -224,10 +228,13 @@ def _closing_faults(
 def _payloads(
     tree: PrefixTree, calls: Iterable[ResolvedCall], set_aside: Iterable[tuple[TokenEntry, NotDelivered]]
 ) -> list[tuple[str, str]]:
-    """(call id, payload digest) of every recorded call, by call id; how an unresolved prompt is written stands in
-    for its tokens."""
+    """(call id, payload digest) of every recorded call, by call id; how an unresolved prompt is written
+    stands in for its tokens."""
     payloads = [
-        (call.call_id, joined_digest(body_digest_of(call.entry, call.routes), tree.digest(call.prompt_node)).hex())
+        (
+            call.call_id,
+            joined_digest(body_digest_of(call.entry, call.routes), tree.digest(call.prompt_node)).hex(),
+        )
         for call in calls
     ]
     payloads += [
