@@ -1,0 +1,70 @@
+"""The Kafka transport. Reading guide: ``member`` (acquiring a partition), ``publisher`` (transactions), ``intake`` (the
+group's consumer), ``client`` (how clients are set up and closed), ``cluster`` and ``admin`` (topics)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from freezepoint.settings import KafkaSettings
+from freezepoint.transport.kafka.admin import KafkaTopicAdmin
+from freezepoint.transport.kafka.client import Clients
+from freezepoint.transport.kafka.cluster import Cluster
+from freezepoint.transport.kafka.member import KafkaMember
+from freezepoint.transport.kafka.producer import KafkaProducer
+from freezepoint.transport.kafka.reader import KafkaReader
+from freezepoint_schemas.topics import Topic, TopicNames
+
+__all__ = ["KafkaTransport"]
+
+
+class KafkaTransport:
+    """A Kafka cluster, reached on first use. ``bootstrap``: ``host:port`` of some brokers, with commas between them."""
+
+    def __init__(self, bootstrap: str, names: TopicNames, settings: KafkaSettings) -> None:
+        self.names = names
+        self._clients = Clients(bootstrap, settings)
+        self._cluster = Cluster(self._clients, names)
+        self._made: list[KafkaProducer | KafkaMember | KafkaReader] = []
+
+    async def producer(self) -> KafkaProducer:
+        producer = KafkaProducer(self._cluster)
+        await producer.open()
+        self._made.append(producer)
+        return producer
+
+    async def join(self, group: str) -> KafkaMember:
+        """:raises MissingTopicError: there is no tokens topic."""
+        member = KafkaMember(self._cluster, group)
+        await member.open()
+        self._made.append(member)
+        return member
+
+    async def reader(
+        self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
+    ) -> KafkaReader:
+        """:raises MissingTopicError: the topic does not exist."""
+        count = await self._cluster.partitions(topic)
+        reader = KafkaReader(
+            self._cluster, self.names[topic], range(count) if partitions is None else partitions
+        )
+        self._made.append(reader)
+        await reader.open(start or {})
+        return reader
+
+    def admin(self) -> KafkaTopicAdmin:
+        return KafkaTopicAdmin(self._cluster)
+
+    async def close(self) -> None:
+        """Close whatever this transport made and wait until every connection is gone."""
+        for made in self._made:
+            await (made.leave() if isinstance(made, KafkaMember) else made.close())
+        self._made.clear()
+        await self._cluster.close()
+        await self._clients.drain()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()

@@ -1,0 +1,235 @@
+"""Clients of the cluster: how they are configured, started and, whatever became of them, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.errors import ProducerClosed
+
+from freezepoint.errors import ConfigurationError
+from freezepoint.settings import KafkaSettings
+from freezepoint.transport.kafka.faults import CLIENT_ERRORS, one_line, translate
+
+log = logging.getLogger(__name__)
+
+METADATA_MAX_AGE_MS = 60_000
+"""How late a new leader or a grown topic is noticed without any error."""
+
+RETRY_BACKOFF_MS = 50
+"""Also how soon a fencing producer asks again while its predecessor's transaction is being aborted."""
+
+IDLE_CONNECTION_MS = 540_000
+FETCH_WAIT_MS = 500
+CLOSE_GRACE_S = 5.0
+
+
+def connection_arguments(bootstrap: str, settings: KafkaSettings) -> dict[str, Any]:
+    """What every client needs to reach the cluster.
+
+    :raises ConfigurationError: credentials are missing, or a TLS file cannot be used.
+    """
+    arguments: dict[str, Any] = {
+        "bootstrap_servers": bootstrap.split(","),
+        "client_id": settings.client_id,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "metadata_max_age_ms": METADATA_MAX_AGE_MS,
+        "retry_backoff_ms": RETRY_BACKOFF_MS,
+        "connections_max_idle_ms": IDLE_CONNECTION_MS,
+        "security_protocol": settings.security_protocol,
+    }
+    if settings.security_protocol.startswith("SASL_"):
+        arguments |= _credentials(settings)
+    if settings.security_protocol.endswith("SSL"):
+        arguments["ssl_context"] = _tls_context(settings)
+    return arguments
+
+
+def _credentials(settings: KafkaSettings) -> dict[str, Any]:
+    if settings.sasl_username is None or settings.sasl_password is None:
+        raise ConfigurationError(
+            f"kafka.security_protocol {settings.security_protocol} needs credentials: set kafka.sasl_username and "
+            "kafka.sasl_password (FREEZEPOINT_KAFKA__SASL_USERNAME, FREEZEPOINT_KAFKA__SASL_PASSWORD)"
+        )
+    return {
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": settings.sasl_password.get_secret_value(),
+    }
+
+
+def _tls_context(settings: KafkaSettings) -> ssl.SSLContext:
+    """Certificates are always verified; ``ssl_check_hostname`` off only stops comparing the name."""
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"kafka.ssl_ca_file {settings.ssl_ca_file}: {one_line(error)}") from None
+    context.check_hostname = settings.ssl_check_hostname
+    if settings.ssl_cert_file is None:
+        return context
+    secret = settings.ssl_key_password
+    # An empty password instead of none: OpenSSL would prompt on the terminal for a key that turns out to be encrypted.
+    password = secret.get_secret_value() if secret is not None else ""
+    try:
+        context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, password)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"kafka.ssl_cert_file {settings.ssl_cert_file}, kafka.ssl_key_file {settings.ssl_key_file} or "
+            f"kafka.ssl_key_password cannot be used: {one_line(error)}"
+        ) from None
+    return context
+
+
+class Clients:
+    """Makes aiokafka's clients with every argument that matters set, since its defaults commit by themselves, reset to
+    the latest record and read what was never committed. Whatever it starts it can also close, bounded in time, with
+    or without a broker."""
+
+    def __init__(self, bootstrap: str, settings: KafkaSettings) -> None:
+        self.bootstrap = bootstrap
+        self.settings = settings
+        self.timeout_s = settings.request_timeout_ms / 1000
+        self._connection: dict[str, Any] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        if self._connection is None:
+            self._connection = connection_arguments(self.bootstrap, self.settings)
+        return self._connection
+
+    def producer(
+        self, *, batch_bytes: int, record_bytes_max: int, linger_ms: int, transactional_id: str | None = None
+    ) -> Any:
+        compression = self.settings.compression
+        return AIOKafkaProducer(
+            **self.connection,
+            acks="all",
+            enable_idempotence=True,
+            compression_type=None if compression == "none" else compression,
+            linger_ms=linger_ms,
+            max_batch_size=batch_bytes,
+            max_request_size=record_bytes_max,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self.settings.transaction_timeout_ms,
+        )
+
+    def consumer(self, group: str | None = None, *, partition_fetch_bytes: int | None = None) -> Any:
+        settings = self.settings
+        return AIOKafkaConsumer(
+            **self.connection,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            check_crcs=True,
+            # Exactly one, since aiokafka offers several wrongly; eager. Sticky keeps state on its class.
+            partition_assignment_strategy=(RangePartitionAssignor,),
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            # How long a rebalance waits for members that are alive but have not rejoined. Ours rejoin in the
+            # background within a heartbeat; a dead one is dropped by its session timeout in any case.
+            rebalance_timeout_ms=max(settings.session_timeout_ms, 30_000),
+            max_poll_interval_ms=settings.max_poll_interval_ms,
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            fetch_min_bytes=1,
+            fetch_max_bytes=settings.fetch_max_bytes,
+            max_partition_fetch_bytes=partition_fetch_bytes or settings.partition_fetch_bytes,
+        )
+
+    def admin(self) -> Any:
+        return AIOKafkaAdminClient(**self.connection)
+
+    async def start(self, client: Any, doing: str) -> None:
+        """Start a client within the request timeout. One that fails to start is closed too: aiokafka leaves that to us.
+
+        :raises BrokerUnavailableError: nothing answers.
+        :raises ConfigurationError: the broker refuses us.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await client.start()
+        except BaseException as error:
+            self.dispose(client)
+            if isinstance(error, CLIENT_ERRORS):
+                raise translate(error, f"{doing} at {self.bootstrap}") from error
+            raise
+
+    async def close(self, client: Any) -> None:
+        """Close a client; one that is stuck is cut off after a grace. Cancelling this does not leave it open."""
+        await asyncio.shield(self.dispose(client))
+
+    def dispose(self, client: Any, *, unflushed: bool = False) -> asyncio.Task[None]:
+        """Close a client in the background; :meth:`drain` waits for it. ``unflushed``: send nothing any more."""
+        return self.background(_close(client, unflushed=unflushed))
+
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    async def drain(self) -> None:
+        """Wait until everything that was disposed of is closed."""
+        while self._closing:
+            await asyncio.wait(set(self._closing))
+
+
+async def _close(client: Any, *, unflushed: bool) -> None:
+    if isinstance(client, AIOKafkaProducer):
+        if unflushed:
+            _drop_pending(client)
+        await _bounded(client.stop(), client.client.close)
+    elif isinstance(client, AIOKafkaConsumer):
+        await _bounded(client.stop(), client._client.close)  # noqa: SLF001 - stop() itself may never get there
+    else:
+        await _bounded(client.close(), client._client.close)  # noqa: SLF001 - as above
+
+
+def _drop_pending(producer: Any) -> None:
+    """Make the producer forget what it has not sent. Its ``stop`` flushes, and an idempotent producer retries for ever."""
+    accumulator = producer._message_accumulator  # noqa: SLF001 - there is no public way to abandon records
+    batches = [batch for queue in accumulator._batches.values() for batch in queue]  # noqa: SLF001
+    accumulator.fail_all(ProducerClosed())
+    for batch in batches:
+        retrieve(batch._drain_waiter)  # noqa: SLF001 - failed too, and nobody may be waiting for it
+    sender = producer._sender.sender_task  # noqa: SLF001
+    if sender is not None:
+        sender.cancel()
+    manager = producer._txn_manager  # noqa: SLF001
+    if manager is not None and manager.wait_for_transaction_end() is not None:
+        retrieve(manager.wait_for_transaction_end())
+
+
+def retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark a future's exception as seen, now or when it comes, so that asyncio does not report it as lost."""
+
+    def look(done: asyncio.Future[Any]) -> None:
+        if not done.cancelled():
+            done.exception()
+
+    future.add_done_callback(look)
+
+
+async def _bounded(stop: Coroutine[Any, Any, None], sever: Callable[[], Awaitable[None]]) -> None:
+    """Run ``stop``; after a grace close the connections under it, which ends what it waits for, then cancel it.
+
+    Without a broker ``stop`` hangs: the producer's on a flush, the consumer's on a rejoin or the leave request.
+    """
+    task = asyncio.ensure_future(stop)
+    done, _ = await asyncio.wait({task}, timeout=CLOSE_GRACE_S)
+    if not done:
+        await asyncio.wait({asyncio.ensure_future(sever())}, timeout=CLOSE_GRACE_S)
+        done, _ = await asyncio.wait({task}, timeout=1.0)
+    if not done:
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)
+        await asyncio.wait({asyncio.ensure_future(sever())}, timeout=CLOSE_GRACE_S)
+    if task.done() and not task.cancelled() and task.exception() is not None:
+        log.debug("a client closed with an error", exc_info=task.exception())

@@ -1,0 +1,188 @@
+"""What the cluster says about our topics: whether they exist, their partitions, their record limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from aiokafka import errors as kafka
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.structs import TopicPartition
+
+from freezepoint.errors import BrokerUnavailableError
+from freezepoint.transport.kafka.client import Clients
+from freezepoint.transport.kafka.faults import missing_topic, translate, translated
+from freezepoint_schemas.topics import Topic, TopicNames
+
+RECORD_BYTES_FALLBACK = 1024 * 1024
+"""The limit assumed where the topic's configuration may not be read; an untouched broker takes 1,048,588."""
+
+BATCH_BYTES_MAX = 256 * 1024
+BATCH_FRAMING_BYTES = 128
+LIMIT = "max.message.bytes"
+METADATA_RETRY_S = 0.1
+
+
+class Cluster:
+    """One admin client and one for offsets, opened on first use, shared by everything the transport makes."""
+
+    def __init__(self, clients: Clients, names: TopicNames) -> None:
+        self.clients = clients
+        self.names = names
+        self._admin: Any = None
+        self._consumer: Any = None
+        self._starting = asyncio.Lock()
+        self._limits: dict[Topic, int] = {}
+
+    async def admin(self) -> Any:
+        async with self._starting:
+            if self._admin is None:
+                admin = self.clients.admin()
+                await self.clients.start(admin, "connecting")
+                self._admin = admin
+            return self._admin
+
+    async def _offsets(self) -> Any:
+        """A consumer that never reads. One that does would answer late: a broker works off a connection's requests one by
+        one, and a fetch that waits for records holds up those behind it, half a second each."""
+        async with self._starting:
+            if self._consumer is None:
+                consumer = self.clients.consumer()
+                await self.clients.start(consumer, "connecting")
+                self._consumer = consumer
+            return self._consumer
+
+    async def close(self) -> None:
+        made = [client for client in (self._admin, self._consumer) if client is not None]
+        self._admin = self._consumer = None
+        for client in made:
+            await self.clients.close(client)
+
+    async def partitions(self, topic: Topic) -> int:
+        """How many partitions the topic has now.
+
+        :raises MissingTopicError: it does not exist.
+        """
+        name = self.names[topic]
+        counts = await self.partition_counts([name])
+        if name not in counts:
+            raise missing_topic(name)
+        return counts[name]
+
+    async def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
+        """Partitions by topic name; a topic that does not exist is left out.
+
+        Asked by our own request, because the client's lets the broker create what is missing (with one partition),
+        wherever auto.create.topics.enable is left at its default.
+        """
+        wanted = list(names)
+        admin = await self.admin()
+        with translated(f"describing {', '.join(wanted)}"):
+            async with asyncio.timeout(self.clients.timeout_s):
+                while True:
+                    counts = await self._describe(admin, wanted)
+                    if counts is not None:
+                        return counts
+                    await asyncio.sleep(METADATA_RETRY_S)
+
+    @staticmethod
+    async def _describe(admin: Any, names: list[str]) -> dict[str, int] | None:
+        """None while a topic is just being created."""
+        response = await admin._send_request(MetadataRequest(names, False))  # noqa: SLF001 - see partition_counts
+        counts: dict[str, int] = {}
+        for topic in response.to_object()["topics"]:
+            error = kafka.for_code(topic["error_code"])
+            if error is kafka.LeaderNotAvailableError:
+                return None
+            if error is kafka.TopicAuthorizationFailedError:
+                raise error(topic["topic"])
+            if error is kafka.NoError:
+                counts[topic["topic"]] = len(topic["partitions"])
+            elif error is not kafka.UnknownTopicOrPartitionError:
+                raise error(topic["topic"])
+        return counts
+
+    async def starts(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset there is, by partition."""
+        consumer = await self._offsets()
+        with translated(f"reading the first offsets of {_named(sources)}"):
+            found = await consumer.beginning_offsets(list(sources))
+        return {source: int(found[source]) for source in sources}
+
+    async def ends(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The end of what is committed, by partition: the last stable offset, behind which nothing can be read."""
+        consumer = await self._offsets()
+        with translated(f"reading the end of {_named(sources)}"):
+            found = await consumer.end_offsets(list(sources))
+        return {source: int(found[source]) for source in sources}
+
+    async def prepare(self, topics: Iterable[Topic] = tuple(Topic)) -> None:
+        """Make sure that the topics exist and their limits are known. Costs nothing once they are.
+
+        :raises MissingTopicError: one does not exist.
+        """
+        unknown = [topic for topic in topics if topic not in self._limits]
+        if not unknown:
+            return
+        names = [self.names[topic] for topic in unknown]
+        counts = await self.partition_counts(names)
+        for name in names:
+            if name not in counts:
+                raise missing_topic(name)
+        configs = await self._configs_or_nothing(names)
+        for topic, name in zip(unknown, names, strict=True):
+            self._limits[topic] = int(configs.get(name, {}).get(LIMIT) or RECORD_BYTES_FALLBACK)
+
+    async def _configs_or_nothing(self, names: list[str]) -> Mapping[str, Mapping[str, str]]:
+        """A missing right to read configurations, or a failure to, costs a conservative limit and nothing else."""
+        try:
+            return await self.configs(names, (LIMIT,))
+        except BrokerUnavailableError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, publishing will tell if it matters
+            return {}
+
+    def record_bytes_max(self, topic: Topic) -> int:
+        """The topic's record limit, once prepared."""
+        return self._limits[topic]
+
+    @property
+    def request_bytes_max(self) -> int:
+        """What a client must be allowed to send: the largest limit."""
+        return max(self._limits.values())
+
+    @property
+    def batch_bytes(self) -> int:
+        """Records are batched up to this; a batch counts against the limit of its topic as a record does."""
+        return min(BATCH_BYTES_MAX, min(self._limits.values()) - BATCH_FRAMING_BYTES)
+
+    def forget(self) -> None:
+        """Look anew before the next record: after a failure a topic may be gone, or its limit lowered."""
+        self._limits.clear()
+
+    async def configs(
+        self, names: Iterable[str], keys: Iterable[str] | None = None
+    ) -> dict[str, dict[str, str]]:
+        """Configuration values by topic; topics that do not exist are left out."""
+        wanted = None if keys is None else dict.fromkeys(keys, "")
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
+        admin = await self.admin()
+        with translated("reading topic configurations"):
+            async with asyncio.timeout(self.clients.timeout_s):
+                (response,) = await admin.describe_configs(resources)
+        found: dict[str, dict[str, str]] = {}
+        for code, _message, _type, name, entries in response.resources:
+            error = kafka.for_code(code)
+            if error is kafka.NoError:
+                found[name] = {entry[0]: entry[1] for entry in entries}
+            elif error is not kafka.UnknownTopicOrPartitionError:
+                raise translate(error(name), f"reading the configuration of {name}")
+        return found
+
+
+def _named(sources: Sequence[TopicPartition]) -> str:
+    if len(sources) == 1:
+        return f"{sources[0].topic}[{sources[0].partition}]"
+    return ", ".join(sorted({str(source.topic) for source in sources}))

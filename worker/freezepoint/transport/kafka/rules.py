@@ -1,0 +1,80 @@
+"""What a topic's configuration must be, compared with what it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from freezepoint_schemas.topics import Topic, TopicSpec
+
+RETENTION = "retention.ms"
+RETENTION_BYTES = "retention.bytes"
+CLEANUP = "cleanup.policy"
+UNLIMITED = "-1"
+
+WHY = {
+    (Topic.TOKENS, CLEANUP): "all records of a rollout share a key, and compaction would destroy them",
+    (Topic.TOKENS, "message.timestamp.type"): "idle time is counted by the broker's clock",
+    (Topic.LEDGER, RETENTION): "it must outlive the tokens it speaks of",
+    (Topic.LEDGER, RETENTION_BYTES): "size must not shorten it: it must outlive the tokens it speaks of",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One configuration value that does not do."""
+
+    key: str
+    actual: str | None
+    needed: str
+    why: str | None
+
+    @property
+    def text(self) -> str:
+        reason = f" ({self.why})" if self.why else ""
+        return f"{self.key} is {self.actual}, needs {self.needed}{reason}"
+
+
+def differences(spec: TopicSpec, actual: Mapping[str, str], needs: Mapping[str, str]) -> list[Difference]:
+    """What of ``needs`` the topic's ``actual`` configuration does not satisfy."""
+    return [
+        Difference(key, actual.get(key), needed, WHY.get((spec.topic, key)))
+        for key, needed in needs.items()
+        if not _satisfies(key, actual.get(key), needed)
+    ]
+
+
+def needs(
+    spec: TopicSpec, specs: Sequence[TopicSpec], configs: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """The configuration a topic needs, given what the tokens topic has: an operator may keep tokens longer than asked,
+    and the ledger must then be kept longer by as much."""
+    needed = dict(spec.config)
+    if spec.topic is not Topic.LEDGER:
+        return needed
+    needed[RETENTION_BYTES] = UNLIMITED
+    tokens = next((other for other in specs if other.topic is Topic.TOKENS), None)
+    if tokens is None or RETENTION not in needed or RETENTION not in tokens.config:
+        return needed
+    actual_ms = configs.get(tokens.name, {}).get(RETENTION, tokens.config[RETENTION])
+    if UNLIMITED in (actual_ms, needed[RETENTION]):
+        needed[RETENTION] = UNLIMITED
+    else:
+        beyond_ms = int(actual_ms) - int(tokens.config[RETENTION])
+        needed[RETENTION] = str(int(needed[RETENTION]) + max(0, beyond_ms))
+    return needed
+
+
+def _satisfies(key: str, actual: str | None, needed: str) -> bool:
+    """Retention is a minimum: an operator's longer one is right, and shortening it would delete records."""
+    if actual is None:
+        return False
+    if key == RETENTION:
+        return actual == UNLIMITED or (needed != UNLIMITED and int(actual) >= int(needed))
+    if key == CLEANUP:
+        return _policies(actual) == _policies(needed)
+    return actual.lower() == needed.lower()
+
+
+def _policies(text: str) -> set[str]:
+    return {policy.strip().lower() for policy in text.split(",") if policy.strip()}
