@@ -111,6 +111,7 @@ class Bench:
             group="test",
             record_bytes_max=config.pop("record_bytes_max", 1 << 20),
             limits=LogLimits(config.pop("bytes_max", 1 << 30), config.pop("entries_max", 1_000)),
+            rollout_timeout_s=config.pop("rollout_timeout_s", 3_600.0),
         )
         assert not config
         self.results: list[Result] = []
@@ -158,6 +159,8 @@ class Bench:
                 self.core.book.decided[key.decode()] = Decided.of(codec.decode_ledger(value))
         if progress is not None:
             self.core.dead_letters_through = progress.dead_letters_through
+            self.core.clock.now = progress.clock_seconds
+            self.core.clock.marks = list(progress.clock_marks)
 
     def run(self, records: Iterable[InputRecord]) -> list[Result]:
         """Fold in, publish all, return all results so far."""

@@ -77,6 +77,7 @@ class OfflineBuilder:
             group=self.settings.group,
             record_bytes_max=self.settings.record_bytes_max,
             limits=limits,
+            rollout_timeout_s=self.settings.rollout_timeout_s,
         )
         self._core = PartitionCore(config)
 
