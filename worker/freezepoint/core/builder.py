@@ -128,8 +128,9 @@ def _linked(calls: Sequence[ResolvedCall]) -> _Forest:
 def _resolve_retries(forest: _Forest) -> list[int]:
     """Quarantine the retries that were not kept; returns the members of the groups that nothing decides.
 
-    The order matters, because a decision looks at what is quarantined so far: sibling groups by their first
-    member (the roots are siblings of each other), in each the prompts by their first member.
+    In the order of their result: sibling groups by their first member (the roots are siblings of each other),
+    in each the prompts by their first member. Calls are decided before their children, so the quarantined
+    children that a decision sees are the ambiguous ones.
     """
     siblings: dict[int, dict[Node, list[int]]] = {}
     for index, (parent, call) in enumerate(zip(forest.parents, forest.calls, strict=True)):
