@@ -30,7 +30,7 @@ def rollouts(draw: st.DrawFn) -> list[TokenEntry]:
     entries: list[TokenEntry] = []
     for number in range(draw(st.integers(0, 9))):
         base: list[int] = []
-        if entries and draw(st.integers(0, 5)):
+        if entries and draw(st.integers(0, 5)) > 0:
             known = cumulative(entries[draw(st.integers(0, len(entries) - 1))])
             base = known[: len(known) - draw(st.integers(0, 2))]
         prompt = base + draw(st.lists(_TOKENS, max_size=2))
