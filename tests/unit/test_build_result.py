@@ -12,8 +12,8 @@ from freezepoint.core.projection import response_form
 from freezepoint_schemas.codec import encode_result
 from freezepoint_schemas.events import RolloutCancelled, RolloutComplete
 from freezepoint_schemas.reasons import Reason
-from tests.events import cancelled, clear, complete
-from tests.frozen_logs import calls, frozen
+from tests.events import cancelled, clear, complete, entry
+from tests.frozen_logs import calls, cumulative, digest, frozen
 
 CHAIN = "a:[1,2]->[3] b:[1,2,3,4]->[5]"
 
@@ -137,6 +137,45 @@ def test_faults_of_the_log_mask_every_delivery(delivery: str, fault: Reason) -> 
 def test_metrics_say_that_something_was_lost(fields: dict[str, Any], incomplete: bool, notation: str) -> None:
     result = build_result(frozen(calls(notation), **fields))
     assert result.metrics.get("capture_incomplete", False) is incomplete
+
+
+FORKS = "a:[1,2]->[3] b:[1,2,3,4]->[5] c:[1,2,3,6]->[7,8]"
+
+
+@pytest.mark.parametrize(
+    ("tokens_max", "roles"),
+    [
+        (5 + 200 + 6 + 200, ["main", "branch-0"]),
+        (5 + 200 + 6 + 199, ["main"]),
+        (5 + 200, ["main"]),
+        (204, []),
+    ],
+)
+def test_a_result_larger_than_the_limit_keeps_its_main_trace(tokens_max: int, roles: list[str]) -> None:
+    result = build_result(frozen(calls(FORKS)), delivery=ALL_TRACES, trace_tokens_max=tokens_max)
+    assert [trace.role for trace in result.traces] == roles
+    assert result.reasons == ([] if len(roles) == 2 else [Reason.ROLLOUT_TOO_LARGE])
+    assert result.diagnostics.get("traces_left_out", 0) == 2 - len(roles)
+    assert result.metrics["n_calls"] == 3
+    assert "capture_incomplete" not in result.metrics
+
+
+def test_many_side_calls_on_a_long_stem_are_bounded() -> None:
+    """A stem by reference costs little to send and its square to deliver with every side call's trace."""
+    entries = [entry("r", "s0", range(1_000), [7])]
+    stem = cumulative(entries[0])
+    for turn in range(1, 60):
+        reference = {"call_id": f"s{turn - 1}", "length": len(stem), "digest": digest(stem)}
+        following = range(turn, turn + 1_000)
+        entries.append(entry("r", f"s{turn}", following, [7], prompt_prefix=reference))
+        entries.append(entry("r", f"x{turn}", [1_000_000], [9], prompt_prefix=reference))
+        stem += [*following, 7]
+    whole = build_result(frozen(entries), delivery=ALL_TRACES)
+    assert whole.traces[-1].token_ids.size == len(stem)
+    assert sum(trace.token_ids.size for trace in whole.traces) > 25 * len(stem)
+    bounded = build_result(frozen(entries), delivery=ALL_TRACES, trace_tokens_max=10 * len(stem))
+    assert bounded.reasons == [Reason.ROLLOUT_TOO_LARGE]
+    assert [trace.role for trace in bounded.traces] == ["main"]
 
 
 def test_unresolved_retries_mask_all_traces() -> None:

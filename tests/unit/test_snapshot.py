@@ -140,6 +140,16 @@ def test_a_circle_is_broken_by_another_form() -> None:
     assert first.id == second.id == snapshot(a, b).id
 
 
+def test_a_call_written_in_too_many_ways_is_a_conflict() -> None:
+    (stem,) = calls("a:[1]->[2]")
+    (call,) = calls("b:[" + ",".join(["1"] * 40) + "]->[2]")
+    stem = stem.model_copy(update={"prompt_token_ids": call.prompt_token_ids})
+    forms = tuple(referring(call, stem, length) for length in range(40))
+    assert snapshot(stem, call, alternatives=forms[:15] * 3).faults == frozenset()
+    assert snapshot(stem, call, alternatives=forms[:16]).faults == {Reason.CONFLICTING_ENTRY}
+    assert snapshot(stem, *forms).faults == {Reason.CONFLICTING_ENTRY}
+
+
 def test_repeated_entries_are_compared_whole() -> None:
     a, b, _ = calls(CHAIN)
     assert snapshot(a, b, a).id == snapshot(a, b).id
