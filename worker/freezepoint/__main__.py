@@ -1,0 +1,5 @@
+"""``python -m freezepoint`` is the command."""
+
+from freezepoint.cli import main
+
+main()
