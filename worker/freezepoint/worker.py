@@ -60,7 +60,7 @@ class Worker:
     on_progress: Callable[[WorkerSummary], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     _seats: dict[int, _Seat] = field(default_factory=dict)
-    _generation: int = -1
+    _generation: int = 0
     _active_at: float = 0.0
     _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _at_stop: list[PartitionRunner] = field(default_factory=list)
@@ -211,7 +211,7 @@ class Worker:
 
     async def _idle(self) -> bool:
         quiet_s = time.monotonic() - self._active_at
-        if self._generation < 0 or self._closing:
+        if not self._generation or self._closing:
             return False
         if not self._seats:
             return quiet_s > STANDBY_GRACE_S

@@ -33,7 +33,7 @@ class Producer(Protocol):
 class Poll:
     """What one poll returned.
 
-    ``generation`` grows with every (re)assignment; ``assigned`` are the partitions this member has in it.
+    ``generation`` grows with every (re)assignment, 0 is before the first one; ``assigned`` are the partitions this member has in it.
     ``records``: by partition, in offset order, only of partitions whose lease was started in this generation.
     """
 

@@ -1,0 +1,3 @@
+from tests.contract.conftest import cluster, transport_url
+
+__all__ = ["cluster", "transport_url"]
