@@ -35,6 +35,7 @@ class Cluster:
         self._consumer: Any = None
         self._starting = asyncio.Lock()
         self._limits: dict[Topic, int] = {}
+        self._looked_at: set[Topic] = set()
 
     async def admin(self) -> Any:
         async with self._starting:
@@ -123,7 +124,7 @@ class Cluster:
 
         :raises MissingTopicError: one does not exist.
         """
-        unknown = [topic for topic in topics if topic not in self._limits]
+        unknown = [topic for topic in topics if topic not in self._looked_at]
         if not unknown:
             return
         names = [self.names[topic] for topic in unknown]
@@ -134,6 +135,7 @@ class Cluster:
         configs = await self._configs_or_nothing(names)
         for topic, name in zip(unknown, names, strict=True):
             self._limits[topic] = int(configs.get(name, {}).get(LIMIT) or RECORD_BYTES_FALLBACK)
+        self._looked_at.update(unknown)
 
     async def _configs_or_nothing(self, names: list[str]) -> Mapping[str, Mapping[str, str]]:
         """A missing right to read configurations, or a failure to, costs a conservative limit and nothing else."""
@@ -145,7 +147,7 @@ class Cluster:
             return {}
 
     def record_bytes_max(self, topic: Topic) -> int:
-        """The topic's record limit, once prepared."""
+        """The topic's record limit, as last looked at."""
         return self._limits[topic]
 
     @property
@@ -159,8 +161,9 @@ class Cluster:
         return min(BATCH_BYTES_MAX, min(self._limits.values()) - BATCH_FRAMING_BYTES)
 
     def forget(self) -> None:
-        """Look anew before the next record: after a failure a topic may be gone, or its limit lowered."""
-        self._limits.clear()
+        """Look anew at the next preparation: after a failure a topic may be gone, or its limit lowered. What was known
+        stays in use until then, by others too."""
+        self._looked_at.clear()
 
     async def configs(
         self, names: Iterable[str], keys: Iterable[str] | None = None
