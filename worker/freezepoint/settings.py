@@ -48,12 +48,15 @@ class KafkaSettings(_Section):
 
 
 class SqliteSettings(_Section):
-    """How the embedded transport behaves."""
+    """How the embedded transport behaves. ``partitions``: of the topics that the first use of a new file creates."""
 
+    partitions: Annotated[int, Field(ge=1, le=1024)] = 4
     record_bytes_max: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     session_timeout_ms: Annotated[int, Field(ge=100)] = 10_000
     heartbeat_interval_ms: Annotated[int, Field(ge=10)] = 1_000
     poll_interval_ms: Annotated[int, Field(ge=1)] = 10
+    idle_poll_interval_ms: Annotated[int, Field(ge=1)] = 50
+    poll_bytes_max: Annotated[int, Field(ge=1024)] = 32 * 1024 * 1024
     busy_timeout_ms: Annotated[int, Field(ge=100)] = 60_000
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
 

@@ -8,6 +8,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.errors import RecordTooLargeError
 from freezepoint_schemas.headers import PART
 from freezepoint_schemas.parts import split
+from freezepoint_schemas.topics import Topic
 
 RECORD_OVERHEAD_BYTES = 512
 """Room for the batch and record framing and for the part header."""
@@ -16,13 +17,16 @@ RECORD_OVERHEAD_BYTES = 512
 def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[OutputRecord]:
     """The record, or its parts, each within ``record_bytes_max`` (the topic's ``max.message.bytes``).
 
-    All parts carry the record's own headers and key.
+    All parts carry the record's own headers and key. A ledger record is never split: the ledger keeps one record of a
+    key, so all parts but the last would go.
 
-    :raises RecordTooLargeError: key and headers alone leave no room.
+    :raises RecordTooLargeError: key and headers alone leave no room, or it is a ledger record.
     """
     if record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max or not record.value:
         yield record
         return
+    if record.topic is Topic.LEDGER:
+        raise RecordTooLargeError(f"a ledger record of {record.size} bytes is above the limit of {record_bytes_max}")
     room = record_bytes_max - RECORD_OVERHEAD_BYTES - (record.size - len(record.value))
     if room < 1:
         raise RecordTooLargeError(f"key and headers leave no room below the limit of {record_bytes_max} bytes")

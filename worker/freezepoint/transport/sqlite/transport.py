@@ -1,0 +1,107 @@
+"""The embedded transport: topics, partitions, groups, atomic publication and fencing in one SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from freezepoint.settings import SqliteSettings
+from freezepoint.transport.sqlite import group, log
+from freezepoint.transport.sqlite.admin import SqliteAdmin
+from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
+from freezepoint.transport.sqlite.member import Links, SqliteMember
+from freezepoint.transport.sqlite.reading import SqliteReader
+from freezepoint.transport.sqlite.writing import SqliteProducer
+from freezepoint_schemas.topics import Topic, TopicNames
+
+
+class SqliteTransport:
+    """Any number of processes of one machine share the file; it must lie on a local disk.
+
+    A new file gets the four topics on first use, with ``settings.partitions`` partitions. Acknowledged is durable:
+    every commit is synced (``settings.synchronous`` FULL) before it is answered.
+    """
+
+    def __init__(self, path: Path, names: TopicNames, settings: SqliteSettings) -> None:
+        self.names = names
+        self._path = path
+        self._settings = settings
+        self._writer = WriteConnection(path, settings)
+        self._lookups = ReadConnection(path, settings)
+        self._members: list[SqliteMember] = []
+        self._readers: list[SqliteReader] = []
+        self._used = False
+
+    async def producer(self) -> SqliteProducer:
+        await self._first_use()
+        return SqliteProducer(self._writer, self.names, self._settings)
+
+    async def join(self, group: str) -> SqliteMember:
+        await self._first_use()
+        member_id = uuid.uuid4().hex
+        group_id = await self._writer.run(lambda connection: self._join(connection, group, member_id))
+        links = Links(self._writer, ReadConnection(self._path, self._settings), self._lookups)
+        member = SqliteMember(links, self.names, self._settings, group_id, member_id)
+        self._members.append(member)
+        return member
+
+    def _join(self, connection: sqlite3.Connection, name: str, member_id: str) -> int:
+        topic = log.require_topic(connection, self.names[Topic.TOKENS])
+        group_id = group.find_group(connection, name, topic)
+        group.beat(connection, group_id, member_id)
+        return group_id
+
+    async def reader(
+        self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
+    ) -> SqliteReader:
+        await self._first_use()
+        cursors = await self._lookups.run(
+            lambda connection: self._cursors(connection, topic, partitions, start or {})
+        )
+        reader = SqliteReader(ReadConnection(self._path, self._settings), cursors, self._settings)
+        self._readers.append(reader)
+        return reader
+
+    def _cursors(
+        self,
+        connection: sqlite3.Connection,
+        topic: Topic,
+        partitions: Sequence[int] | None,
+        start: Mapping[int, int],
+    ) -> list[log.Cursor]:
+        row = log.require_topic(connection, self.names[topic])
+        chosen = range(row.partitions) if partitions is None else partitions
+        streams = [log.require_stream(connection, row, partition) for partition in chosen]
+        return [log.Cursor(stream.id, stream.partition, start.get(stream.partition, 0)) for stream in streams]
+
+    def admin(self) -> SqliteAdmin:
+        return SqliteAdmin(self._writer, self._lookups, self.names, self._settings.partitions)
+
+    async def _first_use(self) -> None:
+        if not self._used:
+            await self._writer.run(
+                lambda connection: log.create_default_topics(
+                    connection, self.names, self._settings.partitions
+                )
+            )
+            self._used = True
+
+    async def close(self) -> None:
+        """Leave the groups, so that others take over at once, and release every connection and thread."""
+        try:
+            for member in self._members:
+                await member.leave()
+        finally:
+            for reader in self._readers:
+                await reader.close()
+            await self._lookups.close()
+            await self._writer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
