@@ -11,7 +11,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import TopicPartition
 
-from freezepoint.errors import BrokerUnavailableError
+from freezepoint.errors import BrokerError, BrokerUnavailableError
 from freezepoint.transport.kafka.client import Clients
 from freezepoint.transport.kafka.faults import missing_topic, translate, translated
 from freezepoint_schemas.topics import Topic, TopicNames
@@ -34,21 +34,28 @@ class Cluster:
         self._admin: Any = None
         self._consumer: Any = None
         self._starting = asyncio.Lock()
+        self._closed = False
         self._limits: dict[Topic, int] = {}
         self._looked_at: set[Topic] = set()
 
     async def admin(self) -> Any:
         async with self._starting:
+            self._require_open()
             if self._admin is None:
                 admin = self.clients.admin()
                 await self.clients.start(admin, "connecting")
                 self._admin = admin
             return self._admin
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BrokerError("the transport is closed")
+
     async def _offsets(self) -> Any:
         """A consumer that never reads. One that does would answer late: a broker works off a connection's requests one by
         one, and a fetch that waits for records holds up those behind it, half a second each."""
         async with self._starting:
+            self._require_open()
             if self._consumer is None:
                 consumer = self.clients.consumer()
                 await self.clients.start(consumer, "connecting")
@@ -56,6 +63,7 @@ class Cluster:
             return self._consumer
 
     async def close(self) -> None:
+        self._closed = True
         made = [client for client in (self._admin, self._consumer) if client is not None]
         self._admin = self._consumer = None
         for client in made:
