@@ -11,6 +11,7 @@ from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import LogLimits
 from freezepoint.outbox import build
+from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import (
     CallCancelled,
@@ -140,7 +141,7 @@ class Bench:
                 published.append(effect)
                 self.dead_letters.append(effect)
             else:
-                built = build(effect.log, "prefix_merging", "single_response")
+                built = build(effect.log, WorkerSettings())
                 assert built.record.value is not None
                 published.append((effect, built.result))
                 self.results.append(codec.decode_result(built.record.value))
