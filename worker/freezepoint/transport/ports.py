@@ -160,11 +160,15 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicFinding:
-    """One line of a check: what was expected of a topic, what is there, and the command that mends it."""
+    """One line of a check: what was expected of a topic, what is there, and the command that mends it.
+
+    ``spoils``: a worker must not run like this, results would be lost or wrong.
+    """
 
     topic: str
     ok: bool
     message: str
+    spoils: bool = False
 
 
 class TopicAdmin(Protocol):

@@ -13,7 +13,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest
 from freezepoint.errors import FreezepointError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import translate, translated
-from freezepoint.transport.kafka.rules import Difference, differences, needs
+from freezepoint.transport.kafka.rules import CLEANUP, Difference, differences, needs
 from freezepoint.transport.kafka.wire import SetTopicConfigs
 from freezepoint.transport.ports import TopicFinding
 from freezepoint_schemas.topics import Topic, TopicSpec
@@ -45,11 +45,18 @@ class KafkaTopicAdmin:
         findings: list[TopicFinding] = []
         for spec in specs:
             if spec.name not in observed.counts:
-                findings.append(TopicFinding(spec.name, False, f"{spec.name} does not exist: {MEND}"))
+                findings.append(
+                    TopicFinding(spec.name, False, f"{spec.name} does not exist: {MEND}", spoils=True)
+                )
                 continue
             found = [_partition_finding(spec, observed.counts[spec.name])]
             found += [
-                TopicFinding(spec.name, False, f"{spec.name}: {difference.text}: {MEND}")
+                TopicFinding(
+                    spec.name,
+                    False,
+                    f"{spec.name}: {difference.text}: {MEND}",
+                    spoils=spec.topic is Topic.TOKENS and difference.key == CLEANUP,
+                )
                 for difference in _differences(spec, specs, observed)
             ]
             problems = [finding for finding in found if not finding.ok]
@@ -146,6 +153,7 @@ def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
         False,
         f"{spec.name} has {count} partitions, not {spec.partitions}; a key's partition must never change: use --partitions "
         f"{count}, or a new topic prefix",
+        spoils=spec.topic in (Topic.TOKENS, Topic.LEDGER),
     )
 
 
@@ -165,5 +173,6 @@ def _same_count(specs: Sequence[TopicSpec], observed: _Observed) -> list[TopicFi
             False,
             f"{name} has {ledger} partitions and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
             f"worker ever ran on it (kafka-topics.sh --delete --topic {name}), then {MEND} --partitions {tokens}",
+            spoils=True,
         )
     ]
