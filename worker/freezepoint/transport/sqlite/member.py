@@ -56,7 +56,7 @@ class SqliteMember:
         self._pace = Pace(settings)
         self._rotation = Rotation()
         self._exhausted_at: int | None = None
-        self._left = False
+        self.left = False
 
     async def poll(self, timeout_s: float, records_max: int) -> Poll:
         self._check_member()
@@ -71,7 +71,7 @@ class SqliteMember:
             await self._pace.wait(min(deadline, self._next_beat) - now)
 
     def _check_member(self) -> None:
-        if self._left:
+        if self.left:
             raise BrokerError("the member has left its group; join again")
 
     async def _beat_when_due(self, now: float) -> None:
@@ -146,7 +146,7 @@ class SqliteMember:
         ledger = await self._links.ledger_reads.run(
             lambda connection: self._read_ledger(connection, partition)
         )
-        if self._left or self._standing.generation != claim.generation:
+        if self.left or self._standing.generation != claim.generation:
             raise OwnershipLostError(f"partition {partition} was assigned anew while its ledger was read")
         context = LeaseContext(
             self._links.writer, self._links.reads, self._names, self._settings, self._changed
@@ -163,9 +163,9 @@ class SqliteMember:
         self._pace.wake()
 
     async def leave(self) -> None:
-        if self._left:
+        if self.left:
             return
-        self._left = True
+        self.left = True
         for lease in self._leases.values():
             await lease.close()
         try:
