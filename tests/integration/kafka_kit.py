@@ -10,7 +10,6 @@ from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint.transport.kafka.lease import KafkaLease
 from freezepoint.transport.kafka.member import KafkaMember
-from freezepoint.transport.kafka.wire import SetTopicConfigs
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.polling import poll_until_async
 
@@ -122,10 +121,8 @@ async def open_transaction(lease: KafkaLease, records: Sequence[OutputRecord]) -
 
 
 async def set_config(made: KafkaTransport, topic: Topic, values: dict[str, str]) -> None:
-    admin = await made._cluster.admin()
-    response = await admin._send_request(SetTopicConfigs(made.names[topic], values))
-    ((code, message, *_),) = response.responses
-    assert code == 0, message
+    """Set, and wait until the broker shows it; its log may follow a moment later."""
+    await made.admin()._set(made.names[topic], values)
 
 
 async def config(made: KafkaTransport, topic: Topic) -> dict[str, str]:

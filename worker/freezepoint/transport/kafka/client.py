@@ -151,7 +151,8 @@ class Clients:
         )
 
     def admin(self) -> Any:
-        return AIOKafkaAdminClient(**self.connection)
+        """It asks for the metadata of every topic of the cluster, and so seldom."""
+        return AIOKafkaAdminClient(**self.connection | {"metadata_max_age_ms": 10 * METADATA_MAX_AGE_MS})
 
     async def start(self, client: Any, doing: str) -> None:
         """Start a client within the request timeout. One that fails to start is closed too: aiokafka leaves that to us.
