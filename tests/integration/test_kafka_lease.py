@@ -218,10 +218,15 @@ async def test_a_record_the_broker_refuses_ends_the_lease_and_publishes_nothing(
             made, Topic.TRAJECTORIES, {"max.message.bytes": "2000"}
         )  # behind the cached limit's back
         written = 0
-        with pytest.raises(PublishError, match="MessageSizeTooLarge"):
+
+        async def publish_until_refused() -> None:
+            nonlocal written
             while written < 1_000:  # the broker's log takes the new limit a moment later
                 await lease.publish([progress(f"{written + 1}"), result("a", "x" * 5_000)])
                 written += 1
+
+        with pytest.raises(PublishError, match="MessageSizeTooLarge"):
+            await publish_until_refused()
         with pytest.raises(PublishError, match="acquire the partition anew"):
             await lease.publish([progress("dead")])
 
