@@ -52,7 +52,11 @@ def unpack(packed: Mapping[str, Any]) -> AnyArray:
     if len(raw) % dtype.itemsize:
         raise ArrayError(f"{len(raw)} bytes do not hold whole {packed['dtype']} values")
     values = np.frombuffer(raw, dtype=dtype)
-    return values.reshape(_checked_shape(packed["shape"], values.size)) if packed.get("shape") is not None else values
+    return (
+        values.reshape(_checked_shape(packed["shape"], values.size))
+        if packed.get("shape") is not None
+        else values
+    )
 
 
 def _checked_shape(shape: Any, size: int) -> tuple[int, ...]:
@@ -182,7 +186,7 @@ def integer_array(value: Any, dimensions: int = 3) -> AnyArray | None:
         values = np.asarray(value)
     except (ValueError, OverflowError):
         return None
-    if values.ndim != dimensions or values.dtype.kind not in "iu" or values.dtype.itemsize > 8:
+    if values.ndim != dimensions or values.dtype.kind not in "iu":
         return None
     if values.dtype.kind == "u" and values.size and int(values.max()) > 2**63 - 1:
         return None

@@ -14,6 +14,8 @@ from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 
 _ARRAY_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_OPAQUE_FIELDS = ("output_items", "routed_experts", "reward", "metadata")
+_DEPTH_IN_A_RESULT = 16
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -31,7 +33,9 @@ def decode_event(rollout_id: str, value: bytes | None) -> InputEvent:
 def event_from_object(rollout_id: str, body: Any) -> InputEvent:
     """The event in a decoded JSON object (see :func:`decode_event`)."""
     if not isinstance(body, dict):
-        raise DecodeError(Reason.UNDECODABLE_RECORD, f"the value is a JSON {type(body).__name__}, not an object")
+        raise DecodeError(
+            Reason.UNDECODABLE_RECORD, f"the value is a JSON {type(body).__name__}, not an object"
+        )
     if body.get("rollout_id", rollout_id) != rollout_id:
         raise DecodeError(Reason.FOREIGN_RECORD, f"the body names rollout {_short(body['rollout_id'])}")
     name = event_name(body)
@@ -39,8 +43,11 @@ def event_from_object(rollout_id: str, body: Any) -> InputEvent:
         raise DecodeError(Reason.UNDECODABLE_RECORD, f"unknown event {_short(body.get('event'))}")
     version = body.get("schema_version", SCHEMA_VERSION)
     if type(version) is int and version > SCHEMA_VERSION:
-        raise DecodeError(Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}")
+        raise DecodeError(
+            Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}"
+        )
     fields = {**body, "rollout_id": rollout_id, "event": name}
+    _require_writable(fields)
     if name == "token_entry":
         _lift_inline_arrays(fields)
     return _validated(EVENTS[name], fields)
@@ -52,6 +59,24 @@ def event_name(body: dict[str, Any]) -> str | None:
         return "token_entry" if "prompt_token_ids" in body else None
     name = body["event"]
     return name if isinstance(name, str) and name in EVENTS else None
+
+
+def _require_writable(fields: dict[str, Any]) -> None:
+    """JSON is read to a greater depth than it is written: what could not be written again, inside a result, is
+    refused before anything depends on it."""
+    nested: Any = [fields[name] for name in _OPAQUE_FIELDS if name in fields]
+    for _ in range(_DEPTH_IN_A_RESULT):
+        nested = [nested]
+    try:
+        orjson.dumps(nested, default=_nothing)
+    except TypeError as error:
+        raise DecodeError(
+            Reason.INVALID_ENTRY, f"{', '.join(_OPAQUE_FIELDS)}: cannot be written as JSON again: {error}"
+        ) from None
+
+
+def _nothing(_: Any) -> None:
+    """Stands for what is no JSON in an object from memory: arrays are checked elsewhere."""
 
 
 def _lift_inline_arrays(fields: dict[str, Any]) -> None:
@@ -70,7 +95,9 @@ def _lift_inline_arrays(fields: dict[str, Any]) -> None:
         raise DecodeError(Reason.INVALID_ENTRY, f"{len(carriers)} output items carry token arrays")
     index = carriers[0]
     if fields.get("token_item_index") not in (None, index):
-        raise DecodeError(Reason.INVALID_ENTRY, f"output item {index} carries token arrays, token_item_index another")
+        raise DecodeError(
+            Reason.INVALID_ENTRY, f"output item {index} carries token arrays, token_item_index another"
+        )
     item = dict(items[index])
     for name in (*_ARRAY_FIELDS, "routed_experts"):
         inline = item.pop(name, None)
@@ -142,5 +169,3 @@ def decode_ledger(value: bytes) -> LedgerRecord:
 def decode_progress(value: bytes) -> ProgressRecord:
     """:raises DecodeError: no progress record of a version this worker reads."""
     return _validated(ProgressRecord, _loads(value))
-
-

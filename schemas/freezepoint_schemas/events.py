@@ -6,7 +6,7 @@ Unknown fields are ignored; they stay in the raw record.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from pydantic import (
@@ -22,10 +22,10 @@ from pydantic import (
 )
 
 from freezepoint_schemas import arrays
-from freezepoint_schemas.arrays import AnyArray, FloatArray, TokenArray
+from freezepoint_schemas.arrays import FloatArray, TokenArray
 from freezepoint_schemas.topics import ROLLOUT_ID_PATTERN
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 PACKED = {"arrays": "packed"}
 """Serialization context that packs arrays; without it they become JSON arrays."""
 
@@ -69,7 +69,9 @@ TokenIds: TypeAlias = Annotated[
     TokenArray,
     PlainValidator(arrays.token_ids),
     PlainSerializer(_tokens_to_wire),
-    _array_schema({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "Token ids, int32 and non-negative."),
+    _array_schema(
+        {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "Token ids, int32 and non-negative."
+    ),
 ]
 LogProbs: TypeAlias = Annotated[
     FloatArray,
@@ -78,7 +80,7 @@ LogProbs: TypeAlias = Annotated[
     _array_schema({"type": "number"}, "Log probabilities of the generated tokens, finite."),
 ]
 RoutedExperts: TypeAlias = Annotated[
-    "AnyArray | list[Any]",
+    Any,  # an array or nested lists; the validator decides
     PlainValidator(arrays.routed_experts),
     PlainSerializer(_routes_to_wire),
     _array_schema({}, "Experts chosen per token, usually [tokens, layers, top_k]; opaque."),
@@ -213,7 +215,13 @@ class RolloutClear(_Grouped):
 
 
 InputEvent: TypeAlias = (
-    TokenEntry | CallIntent | CallCancelled | CaptureIncomplete | RolloutComplete | RolloutCancelled | RolloutClear
+    TokenEntry
+    | CallIntent
+    | CallCancelled
+    | CaptureIncomplete
+    | RolloutComplete
+    | RolloutCancelled
+    | RolloutClear
 )
 
 EVENTS: dict[str, type[InputEvent]] = {

@@ -15,6 +15,9 @@ ERROR_MESSAGE = "__connect.errors.exception.message"
 ORIGINAL_SIZE = "freezepoint-original-size"
 """On a dead letter that holds only the first bytes of a value: the value's size in bytes."""
 
+ORIGINAL_PART = "freezepoint-original-part"
+"""On a dead letter that is one part of a split record: its part header, so that it is not taken for a part itself."""
+
 Headers = tuple[tuple[str, bytes], ...]
 
 
@@ -24,3 +27,8 @@ def header(headers: Headers, name: str) -> bytes | None:
         if key == name:
             return value
     return None
+
+
+def without(headers: Headers, name: str) -> Headers:
+    """The headers but those of that name."""
+    return tuple((key, value) for key, value in headers if key != name)

@@ -11,7 +11,9 @@ from freezepoint_schemas.reasons import Reason
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", arbitrary_types_allowed=True, protected_namespaces=()
+    )
 
 
 class SnapshotInfo(_Part):

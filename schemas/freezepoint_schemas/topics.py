@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 ROLLOUT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
+ROLLOUT_ID_BYTES_MAX = 255
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -94,7 +95,7 @@ def topic_specs(names: TopicNames, partitions: int) -> list[TopicSpec]:
 
 def rollout_id_of_key(key: bytes | None) -> str | None:
     """The rollout id a record's key names, or None where the key is missing or no valid rollout id."""
-    if key is None or len(key) > 255:
+    if key is None or len(key) > ROLLOUT_ID_BYTES_MAX:
         return None
     try:
         text = key.decode("ascii")

@@ -29,7 +29,9 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
         raise RecordTooLargeError(f"a ledger record of {record.size} bytes is above the limit of {record_bytes_max}")
     room = record_bytes_max - RECORD_OVERHEAD_BYTES - (record.size - len(record.value))
     if room < 1:
-        raise RecordTooLargeError(f"key and headers leave no room below the limit of {record_bytes_max} bytes")
+        raise RecordTooLargeError(
+            f"key and headers leave no room below the limit of {record_bytes_max} bytes"
+        )
     for header, part in split(record.value, room):
         yield OutputRecord(
             record.topic, record.key, part, (*record.headers, (PART, header.encode())), record.partition

@@ -1,0 +1,121 @@
+"""The contract's files: schemas do not drift, examples mean what their names say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import orjson
+import pytest
+
+from freezepoint_schemas import codec
+from freezepoint_schemas.errors import DecodeError
+from freezepoint_schemas.events import EVENTS, TokenEntry
+from freezepoint_schemas.generate import main, schema_files
+from freezepoint_schemas.reasons import Reason
+from tests.events import Bench, complete, entry, records_of
+
+SCHEMAS = Path(__file__).parents[2] / "schemas"
+GOOD = sorted((SCHEMAS / "examples/v1/good").glob("*.json"))
+BAD = sorted((SCHEMAS / "examples/v1/bad").glob("*.json"))
+ROLLOUT = "run7.12-0"
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    schema: dict[str, Any] = orjson.loads((SCHEMAS / "json/v1" / f"{name}.json").read_bytes())
+    return schema
+
+
+def test_the_generated_schemas_are_the_committed_ones(tmp_path: Path) -> None:
+    """After a change of the models: ``make schemas``."""
+    main(tmp_path)
+    committed = {path.name: path.read_bytes() for path in (SCHEMAS / "json/v1").iterdir()}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == committed
+
+
+def test_generating_removes_what_is_no_schema_any_more(tmp_path: Path) -> None:
+    (tmp_path / "gone.json").write_text("{}")
+    main(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name for name, _ in schema_files()}
+
+
+def test_every_event_has_a_good_example() -> None:
+    assert {path.name.split(".")[0] for path in GOOD} == set(EVENTS)
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_good_example_decodes_and_fits_its_schema(path: Path) -> None:
+    raw = path.read_bytes()
+    event = codec.decode_event(ROLLOUT, raw)
+    assert event.event == path.name.split(".")[0]
+    jsonschema.validate(orjson.loads(raw), schema_of(event.event))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_good_example_survives_both_encodings(path: Path, packed: bool) -> None:
+    event = codec.decode_event(ROLLOUT, path.read_bytes())
+    raw = codec.encode_event(event, packed=packed)
+    again = codec.decode_event(ROLLOUT, raw)
+    assert codec.encode_event(again) == codec.encode_event(event)
+    jsonschema.validate(orjson.loads(raw), schema_of(event.event))
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_bad_example_is_refused_for_the_reason_in_its_name(path: Path) -> None:
+    with pytest.raises(DecodeError) as caught:
+        codec.decode_event(ROLLOUT, path.read_bytes())
+    assert caught.value.reason == Reason(path.name.split(".")[0])
+    assert str(caught.value)
+
+
+def test_packed_and_plain_examples_mean_the_same() -> None:
+    plain, packed = (
+        codec.decode_event(ROLLOUT, (SCHEMAS / f"examples/v1/good/token_entry.{name}.json").read_bytes())
+        for name in ("plain", "packed")
+    )
+    assert isinstance(plain, TokenEntry)
+    assert isinstance(packed, TokenEntry)
+    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+        assert np.array_equal(getattr(plain, name), getattr(packed, name))
+        assert getattr(plain, name).dtype == getattr(packed, name).dtype
+
+
+def test_inline_arrays_move_off_their_item() -> None:
+    event = codec.decode_event(
+        ROLLOUT, (SCHEMAS / "examples/v1/good/token_entry.inline_arrays.json").read_bytes()
+    )
+    assert isinstance(event, TokenEntry)
+    assert event.token_item_index == 1
+    assert event.output_items[1] == {"type": "message", "content": []}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_result_fits_its_schema_and_survives_its_encoding(packed: bool) -> None:
+    bench = Bench()
+    routes = [[[300]], [[2]], [[3]]]
+    (result,) = bench.run(
+        records_of([entry("r", "c", [1, 2], [3], routed_experts=routes), complete("r", reward=1.0)])
+    )
+    raw = codec.encode_result(result, packed=packed)
+    jsonschema.validate(orjson.loads(raw), schema_of("result"))
+    again = codec.decode_result(raw)
+    assert codec.encode_result(again) == codec.encode_result(result)
+
+
+def test_ledger_records_fit_their_schemas() -> None:
+    bench = Bench()
+    bench.run(records_of([entry("r", "c", [1, 2], [3]), complete("r")]))
+    for key, value in bench.ledger.items():
+        name = "progress_record" if key == b"!progress" else "ledger_record"
+        jsonschema.validate(orjson.loads(value), schema_of(name))
+
+
+def test_a_newer_result_or_ledger_is_refused() -> None:
+    for decode in (codec.decode_result, codec.decode_ledger, codec.decode_progress):
+        with pytest.raises(DecodeError):
+            decode(b'{"schema_version": 2}')
+        with pytest.raises(DecodeError):
+            decode(b"[]")

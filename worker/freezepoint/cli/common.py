@@ -1,0 +1,144 @@
+"""What every command shares: options, settings, errors in one line, and writing to a pipe that may close."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from freezepoint.errors import ConfigurationError, FreezepointError, InputError
+from freezepoint.settings import Settings
+
+FAILED: Final = 1
+"""Exit code of work that failed."""
+WRONG_INPUT: Final = 2
+"""Exit code of wrong usage, configuration or input."""
+INTERRUPTED: Final = 130
+PIPE_CLOSED: Final = 141
+"""Exit code of a program that a closed pipe ended, as a shell reports it."""
+
+_INPUT_OS_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_T = TypeVar("_T")
+
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="sqlite:///file.db or kafka://host:port. Also: FREEZEPOINT_BROKER. Default: sqlite:///freezepoint.db.",
+        show_default=False,
+    ),
+]
+TopicPrefix = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PREFIX",
+        help="Put in front of all topic names. Also: FREEZEPOINT_TOPIC_PREFIX.",
+        show_default=False,
+    ),
+]
+
+
+def load_settings(
+    broker: str | None = None, topic_prefix: str | None = None, *, worker: dict[str, Any] | None = None
+) -> Settings:
+    """The effective settings; options that were given win. ``worker``: options of that section, None where not given.
+
+    :raises ConfigurationError: a value or the file is wrong.
+    """
+    path = os.environ.get("FREEZEPOINT_CONFIG")
+    if path and not Path(path).is_file():
+        raise ConfigurationError(f"FREEZEPOINT_CONFIG names {path}, which is no file")
+    options: dict[str, Any] = {"broker": broker, "topic_prefix": topic_prefix}
+    try:
+        settings = Settings(**_given(options))
+    except ValidationError as error:
+        raise ConfigurationError(_first_problem(error, _variable)) from None
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    given = {name: value for name, value in (worker or {}).items() if value is not None}
+    return (
+        settings.model_copy(update={"worker": settings.worker.model_copy(update=given)})
+        if given
+        else settings
+    )
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _variable(location: tuple[str | int, ...]) -> str:
+    return "FREEZEPOINT_" + "__".join(str(part) for part in location).upper()
+
+
+def _option(location: tuple[str | int, ...]) -> str:
+    return "--" + str(location[0]).replace("_", "-") if location else "options"
+
+
+def wrong_option(error: ValidationError) -> InputError:
+    """A model's complaint about an option of the same name."""
+    return InputError(_first_problem(error, _option))
+
+
+def _first_problem(error: ValidationError, name: Callable[[tuple[str | int, ...]], str]) -> str:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{name(problem['loc'])}: {message}" if problem["loc"] else message
+
+
+def run_async(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine to its end."""
+    return asyncio.run(work)
+
+
+def error_line(message: str) -> None:
+    """Say on stderr, in one line, what is wrong."""
+    _stderr_line("error", message)
+
+
+def warning_line(message: str) -> None:
+    """Say on stderr, in one line, what should be known."""
+    _stderr_line("warning", message)
+
+
+def _stderr_line(kind: str, message: str) -> None:
+    sys.stderr.write(f"{kind}: {' '.join(message.split())}\n")
+
+
+def note(message: str) -> None:
+    """A summary on stderr; stdout is data only."""
+    sys.stderr.write(message + "\n")
+
+
+def write_line(line: bytes, *, flush: bool = False) -> None:
+    """One line of data to stdout. :raises BrokenPipeError: nobody reads it any more."""
+    sys.stdout.buffer.write(line + b"\n")
+    if flush:
+        sys.stdout.buffer.flush()
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Report an error in one line and return the exit code it deserves; re-raise what is a bug."""
+    match error:
+        case ConfigurationError() | InputError():
+            error_line(str(error))
+            return WRONG_INPUT
+        case FreezepointError():
+            error_line(str(error) or type(error).__name__)
+            return FAILED
+        case OSError():
+            where = f"{error.filename}: " if error.filename else ""
+            error_line(f"{where}{error.strerror or error}")
+            return WRONG_INPUT if isinstance(error, _INPUT_OS_ERRORS) else FAILED
+        case _:
+            raise error

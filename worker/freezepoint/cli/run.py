@@ -1,0 +1,59 @@
+"""``run``: the worker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from freezepoint.app import run_worker
+from freezepoint.cli.common import Broker, TopicPrefix, load_settings, note, run_async
+from freezepoint.cli.progress import text_progress
+from freezepoint.telemetry import logs
+from freezepoint.worker import WorkerSummary
+
+
+class LogLevel(StrEnum):
+    """How much the worker tells."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(epilog="Example: freezepoint run --until-idle --log-level warning")(run)
+
+
+def run(
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="Process what is there, then exit.")
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option(help="Consumer group; its workers share the partitions.")
+    ] = None,
+    builder: Annotated[str | None, typer.Option(help="prefix_merging or per_request.")] = None,
+    delivery: Annotated[str | None, typer.Option(help="single_response or all_traces.")] = None,
+    log_level: Annotated[LogLevel, typer.Option(envvar="FREEZEPOINT_LOG_LEVEL")] = LogLevel.INFO,
+    broker: Broker = None,
+    topic_prefix: TopicPrefix = None,
+) -> None:
+    """Run a worker: build every completed rollout and publish its one result. Stops on SIGTERM and SIGINT."""
+    options = {"group": group, "builder": builder, "delivery": delivery}
+    settings = load_settings(broker, topic_prefix, worker=options)
+    logs.configure(log_level)
+    with text_progress("building") as say:
+        show = say if until_idle else None
+        on_progress = None if show is None else lambda summary: show(_figures(summary))
+        summary = run_async(run_worker(settings, until_idle=until_idle, on_progress=on_progress))
+    note(_figures(summary))
+
+
+def _figures(summary: WorkerSummary) -> str:
+    return (
+        f"{summary.records} records read, {summary.results} results published ({summary.masked} masked), "
+        f"{summary.dead_letters} dead letters, {summary.open_rollouts} rollouts open"
+    )

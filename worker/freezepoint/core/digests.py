@@ -1,0 +1,109 @@
+"""What a call's payload is, as digests: equal for equal decoded fields, whatever encoding they came in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import xxhash
+
+from freezepoint_schemas.arrays import AnyArray, TokenArray, integer_array
+from freezepoint_schemas.events import TokenEntry
+
+_LITTLE_ENDIAN_TOKENS = np.dtype("<i4")
+_LITTLE_ENDIAN_FLOATS = np.dtype("<f8")
+
+
+def body_digest(entry: TokenEntry) -> bytes:
+    """xxh3-128 of everything of a call except how its prompt is written (16 bytes).
+
+    Output items count as JSON with sorted keys; integer routed experts count by their values, whatever
+    their dtype.
+    """
+    return body_digest_of(entry, canonical_routes(entry.routed_experts))
+
+
+def body_digest_of(entry: TokenEntry, routes: AnyArray | list[Any] | None) -> bytes:
+    """:func:`body_digest` where the canonical routed experts are at hand."""
+    hasher = xxhash.xxh3_128(
+        orjson.dumps(
+            [
+                entry.model_call_id,
+                entry.model,
+                entry.output_items,
+                entry.token_item_index,
+                entry.created_at,
+                entry.parent_call_id,
+                entry.policy_version,
+                entry.finish_reason,
+                entry.response_id,
+                entry.generation_token_ids.size,
+            ],
+            option=orjson.OPT_SORT_KEYS,
+        )
+    )
+    hasher.update(entry.generation_token_ids.astype(_LITTLE_ENDIAN_TOKENS, copy=False).data)
+    hasher.update(entry.generation_log_probs.astype(_LITTLE_ENDIAN_FLOATS, copy=False).data)
+    _update_routes(hasher, routes)
+    return hasher.digest()
+
+
+def _update_routes(hasher: xxhash.xxh3_128, routes: AnyArray | list[Any] | None) -> None:
+    if isinstance(routes, np.ndarray):
+        hasher.update(orjson.dumps([routes.dtype.str, routes.shape]))
+        hasher.update(np.ascontiguousarray(routes).data)
+    else:
+        hasher.update(orjson.dumps(routes, option=orjson.OPT_SORT_KEYS))
+
+
+def prompt_form(entry: TokenEntry) -> bytes:
+    """xxh3-128 of how a prompt is written: any reference, and the tokens after it (16 bytes)."""
+    prefix = entry.prompt_prefix
+    reference = None if prefix is None else [prefix.call_id, prefix.length, prefix.digest]
+    hasher = xxhash.xxh3_128(orjson.dumps(reference))
+    hasher.update(entry.prompt_token_ids.astype(_LITTLE_ENDIAN_TOKENS, copy=False).data)
+    return hasher.digest()
+
+
+def tokens_digest(tokens: TokenArray) -> bytes:
+    """xxh3-128 of tokens as little-endian int32 (16 bytes; in hex a prompt prefix's ``digest``)."""
+    return xxhash.xxh3_128_digest(tokens.astype(_LITTLE_ENDIAN_TOKENS, copy=False).data)
+
+
+def payload_digest(entry: TokenEntry, prompt_digest: bytes | None = None) -> bytes:
+    """xxh3-128 of a call's whole payload, however its prompt is written (16 bytes).
+
+    :param prompt_digest: :func:`tokens_digest` of the whole prompt; needed where the entry has a
+        ``prompt_prefix``.
+    """
+    if prompt_digest is None:
+        if entry.prompt_prefix is not None:
+            raise ValueError("a prompt by reference must be resolved before its payload has a digest")
+        prompt_digest = tokens_digest(entry.prompt_token_ids)
+    return joined_digest(body_digest(entry), prompt_digest)
+
+
+def joined_digest(body: bytes, prompt: bytes) -> bytes:
+    """The payload digest of a body digest and a prompt digest."""
+    return xxhash.xxh3_128_digest(body + prompt)
+
+
+def canonical_routes(value: AnyArray | list[Any] | None) -> AnyArray | list[Any] | None:
+    """Routed experts in the one form all their encodings share: an integer array in the narrowest dtype
+    where they are one (of any number of dimensions), else nested lists as JSON would hold them."""
+    if value is None:
+        return None
+    if isinstance(value, np.ndarray):
+        whole = integer_array(value, value.ndim) if value.size else None
+        return value.tolist() if whole is None else whole
+    whole = integer_array(value, _nesting(value))
+    return value if whole is None or not whole.size else whole
+
+
+def _nesting(value: Any) -> int:
+    dimensions = 0
+    while isinstance(value, list):
+        dimensions += 1
+        value = value[0] if value else None
+    return dimensions

@@ -1,0 +1,261 @@
+"""One partition's fold: record in, effects out. Every record passes through :meth:`PartitionCore.feed`.
+
+What is decided about an id lives in the ledger; what is open lives here and can be lost at any moment, because the
+records it came from are replayed from the watermark on. Hence the one rule of replay, for a record of an id at
+offset o, whose last freeze is F and last clear C:
+
+- o <= F: the past; it is in a committed or coming result, or was set aside before it.
+- o > F, and no clear C > F below o: late.
+- otherwise: live.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from freezepoint.core.effects import DeadLetter, Effect, Freeze, dead_letter
+from freezepoint.core.ledger import Decided, LedgerBook
+from freezepoint.core.records import InputRecord, OutputRecord
+from freezepoint.core.rollout import TRANSITIONS, Action, Input, LogLimits, RolloutLog, State, Written
+from freezepoint.core.watermark import Watermark
+from freezepoint_schemas import codec
+from freezepoint_schemas.errors import DecodeError
+from freezepoint_schemas.events import InputEvent, RolloutCancelled, RolloutClear, RolloutComplete
+from freezepoint_schemas.headers import PART, header, without
+from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
+from freezepoint_schemas.parts import PartAssembler, PartError, PartHeader, PartsTooLarge
+from freezepoint_schemas.reasons import DeadLetterReason, Reason
+from freezepoint_schemas.results import Result
+from freezepoint_schemas.topics import Topic, partition_for, rollout_id_of_key
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionConfig:
+    """What a partition's fold depends on beside its records."""
+
+    topic_name: str
+    partition: int
+    partition_count: int
+    group: str
+    record_bytes_max: int
+    limits: LogLimits
+
+
+@dataclass(slots=True)
+class PartitionCore:
+    """The fold of one partition from ``next_offset`` on, over what the ledger says.
+
+    ``dead_letters_through``: dead letters at or below this offset are published already and not emitted again.
+    ``counters``: what happened, by name, for telemetry; never part of a result.
+    """
+
+    config: PartitionConfig
+    book: LedgerBook = field(default_factory=LedgerBook)
+    next_offset: int = 0
+    dead_letters_through: int = -1
+    applied_timestamp_ms: int = 0
+    open: dict[str, RolloutLog] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    _watermark: Watermark = field(default_factory=Watermark)
+    _dead_letters: deque[int] = field(default_factory=deque)
+
+    def feed(self, record: InputRecord) -> list[Effect]:
+        """Fold one record in; offsets must grow. Nothing a producer sent raises."""
+        self.next_offset = record.offset + 1
+        self.applied_timestamp_ms = record.timestamp_ms
+        self.counters["records"] += 1
+        rollout_id = rollout_id_of_key(record.key)
+        if rollout_id is None or record.key is None:
+            return self._set_aside(record, DeadLetterReason.INVALID_KEY, "the key is no valid rollout id")
+        home = partition_for(record.key, self.config.partition_count)
+        if home != self.config.partition:
+            message = f"the key belongs to partition {home}: use Kafka's default partitioner (murmur2)"
+            return self._set_aside(record, DeadLetterReason.WRONG_PARTITION, message)
+        if record.offset <= self.book.freeze_offset(rollout_id):
+            self.counters["past"] += 1
+            return []
+        return self._feed_live(rollout_id, record)
+
+    def watermark(self) -> int:
+        """Where a replay has to start once everything that was taken is committed."""
+        return self._watermark.lowest(self.next_offset)
+
+    def take(self, published: Iterable[tuple[Freeze, Result] | DeadLetter]) -> list[OutputRecord]:
+        """The ledger records that belong into one transaction with these published effects.
+
+        The fold counts them as committed from now on: should the transaction fail, the fold is worthless and must
+        be rebuilt from the ledger.
+        """
+        for item in published:
+            if isinstance(item, DeadLetter):
+                if self._dead_letters.popleft() != item.offset:
+                    raise ValueError(f"dead letters out of order at offset {item.offset}")
+                self._watermark.release(item.offset)
+            else:
+                freeze, result = item
+                self._watermark.release(freeze.log.first_offset)
+                self.book.decide(freeze.log, result)
+        records = [
+            OutputRecord(Topic.LEDGER, rollout_id.encode("ascii"), value, partition=self.config.partition)
+            for rollout_id, value in self.book.changed(self._release_clear)
+        ]
+        self.dead_letters_through = (
+            self._dead_letters[0] - 1
+            if self._dead_letters
+            else max(self.dead_letters_through, self.next_offset - 1)
+        )
+        return [*records, self._progress()]
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a clear waits to be recorded: the watermark stands until then."""
+        return self.book.holds_clears
+
+    def expire(self, log_start: int) -> None:
+        """The log starts later than the replay should: lives the ledger holds as open lost records."""
+        for rollout_id, decided in self.book.open_before(log_start):
+            life = self._life(rollout_id, log_start)
+            life.fault(Reason.INPUT_EXPIRED)
+            self.book.opened(rollout_id, decided.first_offset)
+            self.counters["input_expired"] += 1
+
+    def _feed_live(self, rollout_id: str, record: InputRecord) -> list[Effect]:
+        state = self._state(rollout_id, record.offset)
+        part = header(record.headers, PART)
+        if part is not None and record.value is not None:
+            if state is State.FROZEN:
+                return self._late(record)
+            whole = self._assemble(rollout_id, record, part)
+            if not isinstance(whole, bytes):
+                return whole
+            record = replace(record, value=whole, headers=without(record.headers, PART))
+            state = self._state(rollout_id, record.offset)
+        if record.value is not None and len(record.value) > self.config.record_bytes_max:
+            message = (
+                f"{len(record.value)} bytes are above the worker's limit of {self.config.record_bytes_max}"
+            )
+            return self._fault(rollout_id, record, Reason.ROLLOUT_TOO_LARGE, message, truncate=True)
+        try:
+            event = codec.decode_event(rollout_id, record.value)
+        except DecodeError as error:
+            return self._fault(rollout_id, record, error.reason, str(error))
+        return self._apply(state, event, record)
+
+    def _assemble(self, rollout_id: str, record: InputRecord, raw: bytes) -> bytes | list[Effect]:
+        """The whole value if this part was its last one, else what follows from the part."""
+        assert record.value is not None
+        try:
+            part = PartHeader.parse(raw)
+            life = self._life(rollout_id, record.offset)
+            if life.oversized:
+                return []
+            whole = life.parts.add(part, record.value, record.offset)
+        except PartsTooLarge as error:
+            return self._fault(rollout_id, record, Reason.ROLLOUT_TOO_LARGE, str(error), truncate=True)
+        except PartError as error:
+            return self._fault(rollout_id, record, Reason.UNDECODABLE_RECORD, str(error))
+        return [] if whole is None else whole
+
+    def _apply(self, state: State, event: InputEvent, record: InputRecord) -> list[Effect]:
+        action, _ = TRANSITIONS[state, _kind(event)]
+        match action, event:
+            case Action.LATE, _:
+                return self._late(record)
+            case Action.IGNORE, _:
+                self.counters["ignored_after_freeze"] += 1
+            case Action.FREEZE, RolloutComplete() | RolloutCancelled():
+                return [self._freeze(event, record.offset)]
+            case Action.FORGET, RolloutClear():
+                self._forget(event, record.offset)
+            case _, (RolloutComplete() | RolloutCancelled() | RolloutClear()):
+                raise AssertionError(f"the table has no {action} for {event.event}")
+            case _:
+                life = self._life(event.rollout_id, record.offset)
+                written = life.write(event, len(record.value or b""))
+                if written is not Written.RECORDED:
+                    self.counters[written.name.lower()] += 1
+        return []
+
+    def _state(self, rollout_id: str, offset: int) -> State:
+        if rollout_id in self.open:
+            return State.OPEN
+        return State.FROZEN if self.book.frozen_at(rollout_id, offset) else State.ABSENT
+
+    def _life(self, rollout_id: str, offset: int, dispatch: RolloutClear | None = None) -> RolloutLog:
+        life = self.open.get(rollout_id)
+        if life is None:
+            assembler = PartAssembler(self.config.record_bytes_max)
+            life = RolloutLog(rollout_id, offset, self.config.limits, assembler, dispatch)
+            self.open[rollout_id] = life
+            self._watermark.hold(offset)
+            self.book.opened(rollout_id, offset)
+        return life
+
+    def _freeze(self, closing: RolloutComplete | RolloutCancelled, offset: int) -> Freeze:
+        life = self._life(closing.rollout_id, offset)
+        del self.open[closing.rollout_id]
+        self.book.froze(closing.rollout_id, offset)
+        return Freeze(life.freeze(closing, self.config.partition, offset))
+
+    def _forget(self, event: RolloutClear, offset: int) -> None:
+        life = self.open.pop(event.rollout_id, None)
+        if life is not None:
+            self._watermark.release(life.first_offset)
+            self.counters["cleared"] += 1
+        if self.book.cleared(event.rollout_id, offset):
+            self._watermark.hold(offset)
+        if event.group_id is not None or event.metadata is not None:
+            self._life(event.rollout_id, offset, event)  # somebody waits for it: the dispatch opens the life
+
+    def _release_clear(self, offset: int) -> None:
+        self._watermark.release(offset)
+
+    def _late(self, record: InputRecord) -> list[Effect]:
+        message = "the rollout was frozen before; clear it before it is dispatched again"
+        return self._set_aside(record, DeadLetterReason.LATE_AFTER_FREEZE, message)
+
+    def _fault(
+        self, rollout_id: str, record: InputRecord, reason: Reason, message: str, *, truncate: bool = False
+    ) -> list[Effect]:
+        """A record of this rollout is lost: dead letter, and the rollout is masked, never silently shortened."""
+        action, _ = TRANSITIONS[self._state(rollout_id, record.offset), Input.FAULT]
+        if action is Action.WRITE:
+            self._life(rollout_id, record.offset).fault(reason)
+        return self._set_aside(record, reason, message, truncate=truncate)
+
+    def _set_aside(
+        self, record: InputRecord, reason: Reason | DeadLetterReason, message: str, *, truncate: bool = False
+    ) -> list[Effect]:
+        self.counters[f"dead_letter.{reason}"] += 1
+        if record.offset <= self.dead_letters_through:
+            return []
+        self._watermark.hold(record.offset)
+        self._dead_letters.append(record.offset)
+        return [dead_letter(record, self.config.topic_name, reason, message, truncate=truncate)]
+
+    def _progress(self) -> OutputRecord:
+        progress = ProgressRecord(
+            partition_count=self.config.partition_count,
+            group=self.config.group,
+            watermark=self.watermark(),
+            applied_offset=self.next_offset - 1,
+            applied_timestamp_ms=self.applied_timestamp_ms,
+            dead_letters_through=self.dead_letters_through,
+        )
+        value = codec.encode_ledger(progress)
+        return OutputRecord(Topic.LEDGER, PROGRESS_KEY, value, partition=self.config.partition)
+
+
+def _kind(event: InputEvent) -> Input:
+    match event:
+        case RolloutComplete() | RolloutCancelled():
+            return Input.CLOSE
+        case RolloutClear():
+            return Input.CLEAR
+        case _:
+            return Input.RECORD
+
+
+__all__ = ["Decided", "PartitionConfig", "PartitionCore"]

@@ -1,0 +1,42 @@
+"""The low watermark: the lowest offset that a replay must still see."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Watermark:
+    """A multiset of held offsets that knows its lowest: O(log n) amortised per hold, O(1) per release.
+
+    Held are the first offset of every life that is open or whose result is not committed, and the offset of every
+    dead letter and clear that is not committed.
+    """
+
+    _held: Counter[int] = field(default_factory=Counter)
+    _heap: list[int] = field(default_factory=list)
+
+    def hold(self, offset: int) -> None:
+        """The watermark may not pass this offset."""
+        if not self._held[offset]:
+            heapq.heappush(self._heap, offset)
+        self._held[offset] += 1
+
+    def release(self, offset: int) -> None:
+        """Undo one :meth:`hold`; releasing what is not held is a bug of the caller."""
+        count = self._held[offset]
+        if count < 1:
+            del self._held[offset]
+            raise ValueError(f"offset {offset} is not held")
+        if count == 1:
+            del self._held[offset]
+        else:
+            self._held[offset] = count - 1
+
+    def lowest(self, otherwise: int) -> int:
+        """The lowest held offset; ``otherwise`` (the next offset to read) where nothing is held."""
+        while self._heap and self._heap[0] not in self._held:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else otherwise

@@ -1,0 +1,126 @@
+"""What waits to be published of one partition, in offset order, and the builds that it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from freezepoint.core.build import build_result
+from freezepoint.core.effects import DeadLetter, Effect, Freeze
+from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.records import OutputRecord
+from freezepoint.settings import WorkerSettings
+from freezepoint_schemas import codec
+from freezepoint_schemas.results import Result
+from freezepoint_schemas.topics import Topic
+
+_ENTRY_OVERHEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A result and its record."""
+
+    result: Result
+    record: OutputRecord
+
+
+@dataclass(slots=True)
+class _Item:
+    effect: Effect
+    size_bytes: int
+    built: Built | asyncio.Future[Built] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not isinstance(self.built, asyncio.Future) or self.built.done()
+
+
+def build(log: FrozenLog, builder: str, delivery: str) -> Built:
+    """The result of a frozen log, encoded. Pure, so that any thread may run it."""
+    result = build_result(log, builder=builder, delivery=delivery)
+    key = log.rollout_id.encode("ascii")
+    return Built(result, OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
+
+
+def payload_bytes(log: FrozenLog) -> int:
+    """About how much memory a log holds: decides where it is built and when intake pauses."""
+    return sum(
+        entry.prompt_token_ids.nbytes
+        + entry.generation_token_ids.nbytes
+        + entry.generation_log_probs.nbytes
+        + _ENTRY_OVERHEAD_BYTES
+        for entry in (*log.entries, *log.alternatives)
+    )
+
+
+class Outbox:
+    """Effects in offset order. Small logs are built at once, large ones on ``executor``; ``on_ready`` is called when
+    something became publishable."""
+
+    def __init__(self, settings: WorkerSettings, executor: Executor, on_ready: Callable[[], None]) -> None:
+        self._settings = settings
+        self._executor = executor
+        self._on_ready = on_ready
+        self._items: deque[_Item] = deque()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, effect: Effect) -> None:
+        item = self._begin(effect)
+        self._items.append(item)
+        self.size_bytes += item.size_bytes
+        if self._items[0].ready:
+            self._on_ready()
+
+    def _begin(self, effect: Effect) -> _Item:
+        if isinstance(effect, DeadLetter):
+            return _Item(effect, effect.record.size)
+        size = payload_bytes(effect.log)
+        arguments = (effect.log, self._settings.builder, self._settings.delivery)
+        if size <= self._settings.inline_build_bytes_max:
+            return _Item(effect, size, build(*arguments))
+        future = asyncio.get_running_loop().run_in_executor(self._executor, build, *arguments)
+        future.add_done_callback(lambda _: self._on_ready())
+        return _Item(effect, size, future)
+
+    def take_ready(self) -> list[tuple[Freeze, Built] | DeadLetter]:
+        """Remove and return the longest publishable prefix that fits one transaction, at least one item if any is.
+
+        Re-raises what a build raised: the builder masks every input, so that is a bug or the machine's end.
+        """
+        taken: list[tuple[Freeze, Built] | DeadLetter] = []
+        size = 0
+        while self._items and self._items[0].ready and len(taken) < self._settings.transaction_results_max:
+            item = self._items[0]
+            ready = self._finished(item)
+            record = ready.record if isinstance(ready, DeadLetter) else ready[1].record
+            size += record.size
+            if taken and size > self._settings.transaction_bytes_max:
+                break
+            self._items.popleft()
+            self.size_bytes -= item.size_bytes
+            taken.append(ready)
+        return taken
+
+    @staticmethod
+    def _finished(item: _Item) -> tuple[Freeze, Built] | DeadLetter:
+        if isinstance(item.effect, DeadLetter):
+            return item.effect
+        built = item.built.result() if isinstance(item.built, asyncio.Future) else item.built
+        if built is None:
+            raise AssertionError("a freeze without a build")
+        return item.effect, built
+
+    def abandon(self) -> None:
+        """Forget everything: another owner replays it."""
+        for item in self._items:
+            if isinstance(item.built, asyncio.Future):
+                item.built.cancel()
+        self._items.clear()
+        self.size_bytes = 0

@@ -1,0 +1,96 @@
+"""From a lease to a partition's fold: what the ledger says, and where to start reading."""
+
+from __future__ import annotations
+
+from freezepoint.core.ledger import Decided, LedgerBook
+from freezepoint.core.partition import PartitionConfig, PartitionCore
+from freezepoint.core.rollout import LogLimits
+from freezepoint.errors import ConfigurationError
+from freezepoint.settings import WorkerSettings
+from freezepoint.transport.ports import Lease
+from freezepoint_schemas import codec
+from freezepoint_schemas.errors import DecodeError
+from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
+
+
+async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> PartitionCore:
+    """The fold of the leased partition; reading starts at its ``next_offset``.
+
+    :raises ConfigurationError: the ledger is not this topic's or group's, or of a newer release: working on would
+        swallow or repeat results.
+    """
+    book, progress = _read_ledger(lease, topic_name)
+    if progress is not None:
+        await _refuse_foreign(lease, progress, settings, topic_name)
+    start = max(progress.watermark if progress else 0, lease.committed or 0, lease.log_start)
+    if start > lease.log_end:
+        raise ConfigurationError(
+            f"{topic_name}[{lease.partition}] ends at offset {lease.log_end}, but work had come to {start}: the topic was "
+            "recreated. Delete the ledger topic and the consumer group's offsets too, or use a new topic prefix"
+        )
+    core = PartitionCore(
+        PartitionConfig(
+            topic_name=topic_name,
+            partition=lease.partition,
+            partition_count=lease.partition_count,
+            group=settings.group,
+            record_bytes_max=settings.record_bytes_max,
+            limits=LogLimits(settings.rollout_bytes_max, settings.rollout_entries_max),
+        ),
+        book=book,
+        next_offset=start,
+    )
+    if progress is not None:
+        core.dead_letters_through = progress.dead_letters_through
+        core.applied_timestamp_ms = progress.applied_timestamp_ms
+    core.expire(lease.log_start)
+    return core
+
+
+def _read_ledger(lease: Lease, topic_name: str) -> tuple[LedgerBook, ProgressRecord | None]:
+    book, progress = LedgerBook(), None
+    for record in lease.ledger:
+        if record.value is None or record.key is None:
+            continue
+        try:
+            if record.key == PROGRESS_KEY:
+                progress = codec.decode_progress(record.value)
+            else:
+                book.decided[record.key.decode("ascii")] = Decided.of(codec.decode_ledger(record.value))
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(
+                f"the ledger of {topic_name}[{lease.partition}] has a record this release cannot read at offset "
+                f"{record.offset} ({error}): run the release that wrote it, or a newer one"
+            ) from None
+    return book, progress
+
+
+async def _refuse_foreign(
+    lease: Lease, progress: ProgressRecord, settings: WorkerSettings, topic_name: str
+) -> None:
+    where = f"{topic_name}[{lease.partition}]"
+    if progress.group != settings.group:
+        raise ConfigurationError(
+            f"{where} is worked by group {progress.group!r}, this worker is of {settings.group!r}: one ledger serves "
+            "one group. Set worker.group, or use other topics"
+        )
+    if progress.partition_count != lease.partition_count:
+        raise ConfigurationError(
+            f"{topic_name} had {progress.partition_count} partitions and has {lease.partition_count}: ids would move "
+            "between partitions. Use a new topic prefix with the wanted count"
+        )
+    if not await _same_log(lease, progress):
+        raise ConfigurationError(
+            f"{where} is not the log the ledger speaks of (offset {progress.applied_offset} differs): the topic was "
+            "recreated. Delete the ledger topic and the consumer group's offsets too, or use a new topic prefix"
+        )
+
+
+async def _same_log(lease: Lease, progress: ProgressRecord) -> bool:
+    """Whether the last applied record is still the same one, or has only expired."""
+    if progress.applied_offset < lease.log_start:
+        return True
+    if progress.applied_offset >= lease.log_end:
+        return False
+    record = await lease.record_at(progress.applied_offset)
+    return record is not None and record.timestamp_ms == progress.applied_timestamp_ms

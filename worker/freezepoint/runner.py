@@ -1,0 +1,226 @@
+"""One leased partition at work: records into the fold, effects into transactions, one in flight at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import structlog
+
+from freezepoint.core.effects import DeadLetter, Freeze
+from freezepoint.core.partition import PartitionCore
+from freezepoint.core.records import InputRecord
+from freezepoint.errors import BrokerError
+from freezepoint.outbox import Built, Outbox
+from freezepoint.settings import WorkerSettings
+from freezepoint.transport.ports import Lease
+
+log = structlog.get_logger()
+
+YIELD_AFTER_S = 0.02
+"""How long a feed may hold the event loop, on which heartbeats run too."""
+
+HINT_INTERVAL_S = 1.0
+"""How often the group's offset is committed at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Where the fold stood when a transaction's ledger records were taken; reading goes on while it is in flight."""
+
+    next_offset: int
+    watermark: int
+
+
+class PartitionRunner:
+    """Owns a lease and a fold. ``failure`` is set once the lease is dead: close it and acquire anew.
+
+    Any doubt about a transaction ends the runner, because the fold already counts it as committed.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        core: PartitionCore,
+        settings: WorkerSettings,
+        executor: Executor,
+        counts: Counter[str],
+    ) -> None:
+        self.lease = lease
+        self.core = core
+        self.failure: BrokerError | None = None
+        self._settings = settings
+        self._counts = counts
+        self._wake = asyncio.Event()
+        self._outbox = Outbox(settings, executor, self._wake.set)
+        self._renewal: int | None = None
+        self._stopping = False
+        self._paused = False
+        self._abandoned = False
+        self._publishing = False
+        self._recorded_offset = core.next_offset
+        self._recorded_at = time.monotonic()
+        self._hinted = -1
+        self._hinted_at = 0.0
+        self.task = asyncio.create_task(self._run(), name=f"partition-{lease.partition}")
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be published."""
+        return not (len(self._outbox) or self._publishing or self.core.dirty or self._renewal is not None)
+
+    async def feed(self, records: Sequence[InputRecord]) -> None:
+        """Fold records in. Yields to the event loop every ``YIELD_AFTER_S``."""
+        began = time.monotonic()
+        for record in records:
+            if record.offset < self.core.next_offset:
+                continue
+            for effect in self.core.feed(record):
+                self._outbox.add(effect)
+            if time.monotonic() - began > YIELD_AFTER_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        if self.core.dirty:
+            self._wake.set()
+        self._regulate()
+
+    def renew(self, generation: int) -> None:
+        """A new assignment gave the partition back: prove it and go on."""
+        self._renewal = generation
+        self._wake.set()
+
+    async def stop(self, *, drain_s: float) -> None:
+        """Publish what is frozen for at most that long (0: drop it, another owner replays it), then free the lease.
+
+        A transaction in flight is always finished.
+        """
+        self._stopping = True
+        if not drain_s:
+            self._abandon()
+        self._wake.set()
+        done, _ = await asyncio.wait({self.task}, timeout=drain_s or None)
+        if not done:
+            self._abandon()
+            await asyncio.wait({self.task})
+        await self.lease.close()
+        if self.task.exception() is not None:
+            await self.task
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        self._outbox.abandon()
+        self._wake.set()
+
+    async def _run(self) -> None:
+        try:
+            while await self._step():
+                pass
+        except BrokerError as error:
+            self.failure = error
+            self._abandon()
+
+    async def _step(self) -> bool:
+        """Publish what is ready. False when there is nothing more to do."""
+        await self._wait()
+        if self._abandoned:
+            return False
+        if self._renewal is not None:
+            await self._renew()
+            return True
+        batch = self._outbox.take_ready()
+        if batch or self.core.dirty or self._progress_due():
+            await self._publish(batch)
+            return True
+        return not (self._stopping and not len(self._outbox))
+
+    async def _wait(self) -> None:
+        if self._stopping and not len(self._outbox):
+            return
+        try:
+            async with asyncio.timeout(self._settings.progress_interval_ms / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+        if not self._stopping and self._renewal is None:
+            await asyncio.sleep(self._settings.flush_interval_ms / 1000)  # let a batch gather
+
+    def _progress_due(self) -> bool:
+        if self.core.next_offset == self._recorded_offset:
+            return False
+        elapsed_ms = (time.monotonic() - self._recorded_at) * 1000
+        return self._stopping or elapsed_ms >= self._settings.progress_interval_ms
+
+    async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
+        """One transaction: the batch, the ledger records that belong to it, and the progress."""
+        records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
+        decided = self.core.take(
+            item if isinstance(item, DeadLetter) else (item[0], item[1].result) for item in batch
+        )
+        taken = _Taken(self.core.next_offset, self.core.watermark())
+        self._publishing = True
+        try:
+            await self.lease.publish([*records, *decided])
+        finally:
+            self._publishing = False
+        self._count(batch)
+        await self._recorded(taken)
+        if len(self._outbox):
+            self._wake.set()
+        self._regulate()
+
+    async def _renew(self) -> None:
+        generation, self._renewal = self._renewal, None
+        if generation is None:
+            return
+        records = self.core.take([])
+        taken = _Taken(self.core.next_offset, self.core.watermark())
+        self._publishing = True
+        try:
+            await self.lease.renew(generation, taken.next_offset, records)
+        finally:
+            self._publishing = False
+        if self._paused:
+            self.lease.pause()
+        await self._recorded(taken)
+        self._wake.set()
+
+    async def _recorded(self, taken: _Taken) -> None:
+        """A transaction landed: the group's offset may follow, now and then; it is only a hint."""
+        self._recorded_offset = taken.next_offset
+        now = time.monotonic()
+        self._recorded_at = now
+        if taken.watermark != self._hinted and (self._stopping or now - self._hinted_at >= HINT_INTERVAL_S):
+            self._hinted, self._hinted_at = taken.watermark, now
+            await self.lease.commit_hint(taken.watermark)
+
+    def _count(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
+        for item in batch:
+            if isinstance(item, DeadLetter):
+                self._counts["dead_letters"] += 1
+                continue
+            result = item[1].result
+            self._counts["results"] += 1
+            self._counts["masked"] += result.mask_sample
+            log.debug(
+                "result_published",
+                rollout_id=result.rollout_id,
+                partition=self.lease.partition,
+                offset=result.snapshot.freeze_offset,
+                reasons=[str(reason) for reason in result.reasons],
+            )
+
+    def _regulate(self) -> None:
+        """Pause intake while too much waits to be published; resume at half of it, so as not to flutter."""
+        if not self._paused and self._outbox.size_bytes > self._settings.pending_bytes_max:
+            self._paused = True
+            self.lease.pause()
+            log.info("intake_paused", partition=self.lease.partition, pending_bytes=self._outbox.size_bytes)
+        elif self._paused and self._outbox.size_bytes <= self._settings.pending_bytes_max // 2:
+            self._paused = False
+            self.lease.resume()
+            log.info("intake_resumed", partition=self.lease.partition)
