@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,17 +111,8 @@ class KafkaTopicAdmin:
         if error is kafka.TopicAlreadyExistsError:
             return "was created by somebody else just now"
         _raise(error, message[0] if message else None, f"creating topic {spec.name}")
-        await self._until_visible(spec.name)
+        await self._until(lambda: self._exists(spec.name), f"creating topic {spec.name}")
         return f"created with {spec.partitions} partitions"
-
-    async def _until_visible(self, name: str) -> None:
-        """A broker answers before it knows its own new topic, and what uses it next would find it missing."""
-        with translated(f"waiting for topic {name}"):
-            async with asyncio.timeout(self._cluster.clients.timeout_s):
-                while True:
-                    if name in await self._cluster.partition_counts([name]):
-                        return
-                    await asyncio.sleep(VISIBLE_RETRY_S)
 
     async def _set(self, name: str, values: Mapping[str, str]) -> None:
         admin = await self._cluster.admin()
@@ -130,6 +121,23 @@ class KafkaTopicAdmin:
             response = await admin._send_request(SetTopicConfigs(name, values))  # noqa: SLF001 - see wire
         ((code, message, *_),) = response.responses
         _raise(kafka.for_code(code), message, doing)
+        await self._until(lambda: self._has(name, values), doing)
+
+    async def _exists(self, name: str) -> bool:
+        return name in await self._cluster.partition_counts([name])
+
+    async def _has(self, name: str, values: Mapping[str, str]) -> bool:
+        found = (await self._cluster.configs([name], values)).get(name, {})
+        return all(found.get(key) == value for key, value in values.items())
+
+    async def _until(self, visible: Callable[[], Awaitable[bool]], doing: str) -> None:
+        """A broker confirms a change before it knows of it itself, and what comes next would see the topic as it was."""
+        with translated(doing):
+            async with asyncio.timeout(self._cluster.clients.timeout_s):
+                while True:
+                    if await visible():
+                        return
+                    await asyncio.sleep(VISIBLE_RETRY_S)
 
 
 def _raise(error: Any, message: str | None, doing: str) -> None:
