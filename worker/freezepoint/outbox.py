@@ -39,9 +39,14 @@ class _Item:
         return not isinstance(self.built, asyncio.Future) or self.built.done()
 
 
-def build(log: FrozenLog, builder: str, delivery: str) -> Built:
+def build(log: FrozenLog, settings: WorkerSettings) -> Built:
     """The result of a frozen log, encoded. Pure, so that any thread may run it."""
-    result = build_result(log, builder=builder, delivery=delivery)
+    result = build_result(
+        log,
+        builder=settings.builder,
+        delivery=settings.delivery,
+        trace_tokens_max=settings.trace_tokens_max,
+    )
     key = log.rollout_id.encode("ascii")
     return Built(result, OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
 
@@ -82,10 +87,10 @@ class Outbox:
         if isinstance(effect, DeadLetter):
             return _Item(effect, effect.record.size)
         size = payload_bytes(effect.log)
-        arguments = (effect.log, self._settings.builder, self._settings.delivery)
         if size <= self._settings.inline_build_bytes_max:
-            return _Item(effect, size, build(*arguments))
-        future = asyncio.get_running_loop().run_in_executor(self._executor, build, *arguments)
+            return _Item(effect, size, build(effect.log, self._settings))
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, build, effect.log, self._settings)
         future.add_done_callback(lambda _: self._on_ready())
         return _Item(effect, size, future)
 

@@ -78,6 +78,8 @@ class WorkerSettings(_Section):
     record_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     rollout_bytes_max: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
     rollout_entries_max: Annotated[int, Field(ge=1)] = 100_000
+    trace_tokens_max: Annotated[int, Field(ge=1)] = 1 << 27
+    rollout_timeout_s: Annotated[float, Field(gt=0)] = 6 * 60 * 60.0
     inline_build_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0
 

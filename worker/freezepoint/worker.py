@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class Worker:
     async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> WorkerSummary:
         """Work until ``stop`` is set, or with ``until_idle`` until everything that is there has been processed."""
         member = await self.transport.join(self.settings.group)
-        self._active_at = time.monotonic()
+        self._active_at = asyncio.get_running_loop().time()
         executor = ThreadPoolExecutor(BUILD_THREADS, thread_name_prefix="build")
         try:
             while not stop.is_set():
@@ -97,23 +96,35 @@ class Worker:
         poll = await member.poll(self.settings.poll_timeout_ms / 1000, self.settings.poll_records_max)
         if poll.generation != self._generation:
             self._reassign(poll)
-        for partition, records in poll.records.items():
-            seat = self._seats.get(partition)
-            if seat is None or seat.runner is None or seat.runner.failure is not None or not records:
-                continue
-            self._active_at = time.monotonic()
-            self.counts["records"] += len(records)
-            await seat.runner.feed(records)
+        await self._feed(poll)
         await self._reap()
         for partition in poll.assigned:
             self._fill(partition, member, executor)
         if self.on_progress is not None:
             self.on_progress(self.summary())
 
+    async def _feed(self, poll: Poll) -> None:
+        fed = [
+            (runner, poll.records[partition])
+            for partition, runner in self._working()
+            if poll.records.get(partition)
+        ]
+        for runner, _ in fed:
+            runner.expect()
+        for runner, records in fed:
+            self._active_at = asyncio.get_running_loop().time()
+            self.counts["records"] += len(records)
+            await runner.feed(records)
+
+    def _working(self) -> Iterator[tuple[int, PartitionRunner]]:
+        for partition, seat in self._seats.items():
+            if seat.runner is not None and seat.runner.failure is None:
+                yield partition, seat.runner
+
     def _reassign(self, poll: Poll) -> None:
         """Keep what was given back, give up what was taken; what is new is acquired in the background."""
         self._generation = poll.generation
-        self._active_at = time.monotonic()
+        self._active_at = asyncio.get_running_loop().time()
         log.info("assigned", generation=poll.generation, partitions=sorted(poll.assigned))
         for partition in list(self._seats):
             runner = self._seats[partition].runner
@@ -198,7 +209,7 @@ class Worker:
         except BaseException:
             await self._close_quietly(lease)
             raise
-        self._active_at = time.monotonic()
+        self._active_at = asyncio.get_running_loop().time()
         log.info("acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
         seat.runner = PartitionRunner(lease, core, self.settings, executor, self.counts)
 
@@ -210,7 +221,7 @@ class Worker:
             log.warning("lease_close_failed", partition=lease.partition, error=str(error))
 
     async def _idle(self) -> bool:
-        quiet_s = time.monotonic() - self._active_at
+        quiet_s = asyncio.get_running_loop().time() - self._active_at
         if not self._generation or self._closing:
             return False
         if not self._seats:

@@ -11,7 +11,7 @@ import orjson
 import xxhash
 
 from freezepoint.core.builder import BUILDERS, MAIN, BuildOutput, TracePath
-from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.frozen import FrozenLog, TimedOut
 from freezepoint.core.projection import project
 from freezepoint.core.routes import is_mismatch
 from freezepoint.core.snapshot import Snapshot, take_snapshot
@@ -184,7 +184,13 @@ def _shape_reasons(output: BuildOutput, *, judged: bool) -> set[Reason]:
 
 
 def _closing_reasons(log: FrozenLog) -> set[Reason]:
-    return {Reason.ROLLOUT_CANCELLED} if isinstance(log.closing, RolloutCancelled) else set()
+    match log.closing:
+        case RolloutCancelled():
+            return {Reason.ROLLOUT_CANCELLED}
+        case TimedOut():
+            return {Reason.ROLLOUT_TIMEOUT}
+        case _:
+            return set()
 
 
 def _model(log: FrozenLog, output: BuildOutput) -> str:

@@ -12,6 +12,18 @@ from freezepoint_schemas.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
+class TimedOut:
+    """Freezes a rollout for which nothing came for too long; no event says so, the worker does."""
+
+    group_id: None = None
+    group_size: None = None
+
+
+Closing = RolloutComplete | RolloutCancelled | TimedOut
+"""What can freeze a rollout."""
+
+
+@dataclass(frozen=True, slots=True)
 class FrozenLog:
     """One life of a rollout id, frozen.
 
@@ -19,7 +31,7 @@ class FrozenLog:
     ``alternatives``: further entries of recorded call ids that differ at most in how the prompt is written; whether
     they are duplicates or conflicts shows once references are resolved. ``intents``, ``cancelled``: call ids.
     ``marks``: (call id or "", reason) of incomplete captures. ``faults``: reasons that lost, bad or conflicting
-    records mask the rollout with. ``closing``: the event that froze it. ``dispatch``: the clear that opened the life,
+    records mask the rollout with. ``closing``: what froze it. ``dispatch``: the clear that opened the life,
     if one did.
     """
 
@@ -27,7 +39,7 @@ class FrozenLog:
     partition: int
     first_offset: int
     freeze_offset: int
-    closing: RolloutComplete | RolloutCancelled
+    closing: Closing
     entries: tuple[TokenEntry, ...] = ()
     alternatives: tuple[TokenEntry, ...] = ()
     intents: frozenset[str] = frozenset()

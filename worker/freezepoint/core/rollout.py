@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar
 
-from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.frozen import Closing, FrozenLog
 from freezepoint.core.snapshot import body_digest, prompt_form
 from freezepoint_schemas.events import (
     CallCancelled,
     CallIntent,
     CaptureIncomplete,
-    RolloutCancelled,
     RolloutClear,
     RolloutComplete,
     TokenEntry,
@@ -116,6 +115,8 @@ class RolloutLog:
     limits: LogLimits
     parts: PartAssembler
     dispatch: RolloutClear | None = None
+    active_at: float = 0.0
+    """When the last record came, on the partition's clock."""
     size_bytes: int = 0
     oversized: bool = False
     frozen: bool = False
@@ -150,7 +151,7 @@ class RolloutLog:
         if reason in (Reason.ROLLOUT_TOO_LARGE, Reason.INPUT_EXPIRED):
             self._drop_payload()
 
-    def freeze(self, closing: RolloutComplete | RolloutCancelled, partition: int, offset: int) -> FrozenLog:
+    def freeze(self, closing: Closing, partition: int, offset: int) -> FrozenLog:
         """The log as it is, for good. :raises FrozenLogError: it is frozen already; nothing changed."""
         self._require_open()
         self.frozen = True
