@@ -11,13 +11,14 @@ from freezepoint.core.records import InputRecord
 from freezepoint.errors import BrokerError, OwnershipLostError
 from freezepoint.settings import SqliteSettings
 from freezepoint.transport.ports import Poll
-from freezepoint.transport.sqlite import group, log, ownership
+from freezepoint.transport.sqlite import group, log, ownership, retention
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection, snapshot
 from freezepoint.transport.sqlite.group import Standing, Watch
 from freezepoint.transport.sqlite.lease import LeaseContext, SqliteLease
 from freezepoint.transport.sqlite.ownership import Claim
 from freezepoint.transport.sqlite.reading import Rotation, data_version
 from freezepoint.transport.sqlite.waiting import Pace
+from freezepoint.transport.sqlite.writing import now_ms
 from freezepoint_schemas.topics import Topic, TopicNames
 
 
@@ -77,12 +78,17 @@ class SqliteMember:
         if now < self._next_beat:
             return
         self._next_beat = now + self._settings.heartbeat_interval_ms / 1000
-        beats = await self._links.writer.run(lambda connection: group.beat(connection, self._group, self._id))
+        beats = await self._links.writer.run(self._beat)
         silent = self._watch.silent(
             {member: seen for member, seen in beats.items() if member != self._id}, now
         )
         if silent:
             await self._links.writer.run(lambda connection: group.remove(connection, self._group, silent))
+
+    def _beat(self, connection: sqlite3.Connection) -> dict[str, int]:
+        """Each member also clears away what is past its retention in its own partitions."""
+        retention.expire(connection, self._names, self._standing.assigned, now_ms())
+        return group.beat(connection, self._group, self._id)
 
     async def _look(self, records_max: int) -> Poll | None:
         """A new assignment, else records, else None."""
