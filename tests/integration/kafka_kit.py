@@ -80,6 +80,18 @@ async def read_all(made: KafkaTransport, topic: Topic) -> list[InputRecord]:
     return records
 
 
+async def read_count(made: KafkaTransport, topic: Topic, count: int) -> list[InputRecord]:
+    """Everything, once it is so much: a commit returns when it is decided, and its markers are written after that."""
+    records: list[InputRecord] = []
+
+    async def enough() -> bool:
+        records[:] = await read_all(made, topic)
+        return len(records) >= count
+
+    await poll_until_async(enough, JOIN_S, f"{count} records in {topic}")
+    return records
+
+
 async def receive(
     member: KafkaMember, count: int, partition: int = 0, timeout_s: float = JOIN_S
 ) -> list[InputRecord]:
