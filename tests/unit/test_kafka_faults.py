@@ -16,7 +16,11 @@ from freezepoint.transport.kafka.faults import translate, translate_publish
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (kafka.TopicAuthorizationFailedError("t"), ConfigurationError, "grant this user WRITE and DESCRIBE on topic t"),
+        (
+            kafka.TopicAuthorizationFailedError("t"),
+            ConfigurationError,
+            "grant this user WRITE and DESCRIBE on topic t",
+        ),
         (kafka.TopicAuthorizationFailedError({"b", "a"}), ConfigurationError, "on topic a, b"),
         (kafka.TopicAuthorizationFailedError(), ConfigurationError, "on the topics"),
         (kafka.GroupAuthorizationFailedError("g"), ConfigurationError, "READ on the consumer group"),
