@@ -5,11 +5,14 @@ from __future__ import annotations
 import reprlib
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
+import xxhash
 from pydantic import BaseModel, ValidationError
 
+from freezepoint_schemas.arrays import token_ids
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, RolloutClear
+from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, PromptPrefix, RolloutClear
 from freezepoint_schemas.ledger import LedgerRecord, ProgressRecord
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
@@ -104,12 +107,33 @@ def _lift_inline_arrays(fields: dict[str, Any]) -> None:
         inline = item.pop(name, None)
         if inline is None:
             continue
-        if fields.get(name) is None:
+        if name == "prompt_token_ids" and fields.get("prompt_prefix") is not None:
+            _compare_prompts(fields, inline)
+        elif fields.get(name) is None:
             fields[name] = inline
-        elif fields[name] != inline and not (name == "prompt_token_ids" and fields.get("prompt_prefix")):
+        elif fields[name] != inline:
             raise DecodeError(Reason.INVALID_ENTRY, f"{name} of the entry and of its output item differ")
     fields["output_items"] = [*items[:index], item, *items[index + 1 :]]
     fields["token_item_index"] = index
+
+
+def _compare_prompts(fields: dict[str, Any], inline: Any) -> None:
+    """A prompt by reference beside a whole one on an output item: the reference must say the same. Without the entry's
+    own tokens nobody could tell whether the item's come after the prefix or begin with it."""
+    try:
+        prefix = PromptPrefix.model_validate(fields["prompt_prefix"])
+        rest, whole = token_ids(fields.get("prompt_token_ids")), token_ids(inline)
+    except ValueError as error:
+        raise DecodeError(
+            Reason.INVALID_ENTRY, f"prompt_token_ids beside a prefix: {str(error)[:200]}"
+        ) from None
+    head, tail = whole[: prefix.length], whole[prefix.length :]
+    digest = xxhash.xxh3_128_hexdigest(head.astype("<i4", copy=False).data)
+    if head.size != prefix.length or digest != prefix.digest or not np.array_equal(tail, rest):
+        raise DecodeError(
+            Reason.INVALID_ENTRY,
+            "prompt_token_ids of an output item are not the prompt that the entry refers to",
+        )
 
 
 def _validated(model: type[_Model], fields: dict[str, Any]) -> _Model:

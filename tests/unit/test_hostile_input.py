@@ -12,8 +12,10 @@ import numpy as np
 import orjson
 import pytest
 
+from freezepoint.core.digests import tokens_digest
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
+from freezepoint_schemas.events import TokenEntry
 from freezepoint_schemas.reasons import Reason
 from tests.events import Bench, complete, record
 
@@ -137,3 +139,53 @@ def test_what_an_object_from_memory_cannot_write_as_json_is_refused(fields: dict
 @pytest.mark.parametrize("fields", [{"n_calls": 2**64}, {"group_size": 2**64}, {"metadata": [2**64]}])
 def test_what_a_closing_object_cannot_write_as_json_is_refused(fields: dict[str, Any]) -> None:
     assert refused({"event": "rollout_complete", **fields}) is Reason.INVALID_ENTRY
+
+
+def prefix_of(tokens: list[int]) -> dict[str, Any]:
+    return {
+        "call_id": "before",
+        "length": len(tokens),
+        "digest": tokens_digest(np.array(tokens, np.int32)).hex(),
+    }
+
+
+def carrier(prompt: Any) -> list[dict[str, Any]]:
+    return [{"type": "message", "prompt_token_ids": prompt, "generation_token_ids": [2]}]
+
+
+def test_a_whole_prompt_on_an_item_that_says_what_the_reference_says_is_fine() -> None:
+    fields = {"prompt_prefix": prefix_of([1, 2]), "prompt_token_ids": [3]}
+    event = codec.event_from_object(
+        "r", {**BODY, "event": "token_entry", **fields, "output_items": carrier([1, 2, 3])}
+    )
+    assert isinstance(event, TokenEntry)
+    assert event.prompt_token_ids.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("rest", "inline"),
+    [
+        (None, [1, 2, 3]),  # is this what comes after the prefix, or the whole?
+        (None, [3]),
+        ([3], [3]),
+        ([3], [1, 2, 4]),
+        ([3], [1, 9, 3]),
+        ([3], [1, 2]),
+        ([3], [1, 2, 3, 4]),
+        ([3], "text"),
+        ([3], [1, 2, 3.0]),
+    ],
+)
+def test_a_prompt_on_an_item_that_says_something_else_than_the_reference_is_refused(
+    rest: Any, inline: Any
+) -> None:
+    """Taken for what comes after the prefix, a whole prompt would be trained with its beginning doubled."""
+    fields = {"prompt_prefix": prefix_of([1, 2]), "prompt_token_ids": rest}
+    value = {**BODY, "event": "token_entry", **fields, "output_items": carrier(inline)}
+    assert refused(value) is Reason.INVALID_ENTRY
+
+
+@pytest.mark.parametrize("prefix", [7, {}, {"call_id": "", "length": 0, "digest": "0" * 32}])
+def test_a_reference_that_is_none_is_refused_beside_inline_arrays_too(prefix: Any) -> None:
+    value = {**BODY, "event": "token_entry", "prompt_prefix": prefix, "output_items": carrier([1])}
+    assert refused(value) is Reason.INVALID_ENTRY
