@@ -204,10 +204,7 @@ class PartitionCore:
         assert record.value is not None
         try:
             part = PartHeader.parse(raw)
-            life = self._life(rollout_id, record.offset)
-            if life.oversized:
-                return []
-            whole = life.parts.add(part, record.value, record.offset)
+            whole = self._life(rollout_id, record.offset).add_part(part, record.value, record.offset)
         except PartsTooLarge as error:
             return self._fault(rollout_id, record, Reason.ROLLOUT_TOO_LARGE, str(error), truncate=True)
         except PartError as error:
