@@ -7,8 +7,10 @@ retried put repeats parts harmlessly and the whole is verified by its own name.
 from __future__ import annotations
 
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
@@ -120,6 +122,30 @@ class PartAssembler:
             self._finish(header.value_id)
             raise PartsTooLarge(f"the parts of one value exceed {self.value_bytes_max} bytes")
         return self._join(header.value_id, pending) if len(pending.parts) == pending.count else None
+
+    def dump(self) -> dict[str, Any]:
+        """Everything that is held, as plain JSON values; :meth:`load` makes it an assembler again."""
+        pending = {
+            value_id: {
+                "count": value.count,
+                "first_offset": value.first_offset,
+                "parts": {str(index): b64encode(part).decode("ascii") for index, part in value.parts.items()},
+            }
+            for value_id, value in self._pending.items()
+        }
+        return {"whole": sorted(self._whole), "pending": pending}
+
+    @classmethod
+    def load(cls, dumped: dict[str, Any], value_bytes_max: int) -> PartAssembler:
+        """What :meth:`dump` gave."""
+        assembler = cls(value_bytes_max)
+        for value_id, value in dumped["pending"].items():
+            for index, part in value["parts"].items():
+                header = PartHeader(value_id, int(index), value["count"])
+                assembler.add(header, b64decode(part), value["first_offset"])
+        assembler._whole.update(dumped["whole"])
+        assembler.held_bytes += _VALUE_OVERHEAD_BYTES * len(dumped["whole"])
+        return assembler
 
     def drop_oldest(self, bytes_max: int) -> None:
         """Hold no more than that, and at least the newest value: what is known of whole values goes first, then the oldest

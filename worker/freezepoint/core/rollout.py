@@ -30,6 +30,7 @@ from freezepoint_schemas.events import (
     RolloutComplete,
     TokenEntry,
 )
+from freezepoint_schemas.ledger import Carried
 from freezepoint_schemas.parts import PartAssembler, PartHeader
 from freezepoint_schemas.reasons import Reason
 
@@ -113,6 +114,16 @@ class LogLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a log knows beside its entries."""
+
+    intents: frozenset[str]
+    cancelled: frozenset[str]
+    marks: frozenset[tuple[str, str]]
+    faults: frozenset[Reason]
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
     """What is remembered of a recorded call, wherever its entry is."""
 
@@ -138,6 +149,9 @@ class RolloutLog:
     dispatch: RolloutClear | None = None
     active_at: float = 0.0
     """When the last record came, on the partition's clock."""
+    last_offset: int = -1
+    carried: Carried | None = None
+    """Where its log was written to, so that a replay may skip its records up to there."""
     size_bytes: int = 0
     memory_bytes: int = 0
     spilled: list[SpillRef] = field(default_factory=list)
@@ -214,16 +228,27 @@ class RolloutLog:
             spilled=tuple(self.spilled),
         )
 
+    def entries(self) -> list[TokenEntry]:
+        """The entries in memory, the kept ones first."""
+        alternatives = (entry for entry in self._alternatives.values() if entry is not None)
+        return [*self._entries.values(), *alternatives]
+
+    def facts(self) -> Facts:
+        """Everything but the entries, as it stands."""
+        return Facts(
+            frozenset(self._intents),
+            frozenset(self._cancelled),
+            frozenset(self._marks),
+            frozenset(self._faults),
+        )
+
     def spill(self) -> list[TokenEntry]:
         """Hand out the entries in memory, to be put away, and keep what is needed to know them again.
 
         :raises FrozenLogError: the log is frozen; nothing changed.
         """
         self._require_open()
-        entries = [
-            *self._entries.values(),
-            *(entry for entry in self._alternatives.values() if entry is not None),
-        ]
+        entries = self.entries()
         self._entries.clear()
         self._alternatives = dict.fromkeys(self._alternatives)
         self.memory_bytes = 0
