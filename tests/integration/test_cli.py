@@ -488,6 +488,23 @@ def test_demo_on_a_broker_of_ones_own(shell: Shell) -> None:
     assert re.match(r"topics demo-[0-9a-f]+\.\* are created on sqlite:///own\.db and stay there", demo.err)
 
 
+def test_demo_on_kafka(shell: Shell, kafka_bootstrap: str) -> None:
+    demo = shell.ok("demo", "--broker", f"kafka://{kafka_bootstrap}")
+    assert "all as they should be" in demo.out.decode()
+    assert len(demo.err.splitlines()) == 1
+
+
+def test_topics_on_kafka(shell: Shell, kafka_bootstrap: str, unique_prefix: str) -> None:
+    where = ("--broker", f"kafka://{kafka_bootstrap}", "--topic-prefix", f"{unique_prefix}.")
+    missing = shell("topics", "check", *where)
+    assert missing.code == 1
+    assert missing.out.count(b"FAIL ") == 4
+    assert "does not exist" in shell.wrong(2, "complete", "a", *where)
+    shell.ok("topics", "apply", "--partitions", "2", *where)
+    assert shell.ok("topics", "check", *where).out.count(b"ok ") == 4
+    shell.ok("complete", "a", *where)
+
+
 # ------------------------------------------------------------------------------------------------------------ config
 
 

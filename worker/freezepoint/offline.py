@@ -103,9 +103,9 @@ class OfflineBuilder:
                     on_bad(error)
                 else:
                     yield from self._feed(rollout_id, line.raw, line.where)
-        for rollout_id in list(self._core.open):
-            end = codec.encode_event(RolloutComplete(rollout_id=rollout_id))
-            yield from self._feed(rollout_id, end, "end of input")
+        for life in sorted(self._core.open.values(), key=lambda life: life.first_offset):
+            end = codec.encode_event(RolloutComplete(rollout_id=life.rollout_id))
+            yield from self._feed(life.rollout_id, end, "end of input")
 
     def _feed(self, rollout_id: str, value: bytes, where: str) -> Iterator[Result]:
         record = InputRecord(0, self._core.next_offset, 0, rollout_id.encode("ascii"), value)
