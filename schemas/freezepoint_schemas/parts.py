@@ -15,6 +15,8 @@ import xxhash
 from freezepoint_schemas.errors import InputError
 
 PARTS_MAX = 1_000_000
+_PART_OVERHEAD_BYTES = 128
+_VALUE_OVERHEAD_BYTES = 512
 _HEADER = re.compile(rb"([0-9a-f]{32}):(0|[1-9][0-9]{0,6}):([1-9][0-9]{0,6})")
 
 
@@ -65,15 +67,21 @@ class _Pending:
     parts: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
 
+    @property
+    def held_bytes(self) -> int:
+        return self.size + _VALUE_OVERHEAD_BYTES + _PART_OVERHEAD_BYTES * len(self.parts)
+
 
 @dataclass(slots=True)
 class PartAssembler:
     """Puts the parts of one key together; parts of several values may interleave and repeat.
 
     It remembers which values were whole once, so that a late repeat of some parts is no incomplete value.
+    ``held_bytes`` is about what all of this holds in memory; whoever limits it calls :meth:`drop_oldest`.
     """
 
     value_bytes_max: int
+    held_bytes: int = 0
     _pending: dict[str, _Pending] = field(default_factory=dict)
     _whole: set[str] = field(default_factory=set)
 
@@ -94,7 +102,10 @@ class PartAssembler:
         """
         if header.value_id in self._whole:
             return None
-        pending = self._pending.setdefault(header.value_id, _Pending(header.count, offset))
+        pending = self._pending.get(header.value_id)
+        if pending is None:
+            pending = self._pending[header.value_id] = _Pending(header.count, offset)
+            self.held_bytes += pending.held_bytes
         if pending.count != header.count:
             raise PartError(f"value of {pending.count} parts has a part that counts {header.count}")
         known = pending.parts.get(header.index)
@@ -104,21 +115,35 @@ class PartAssembler:
             return None
         pending.parts[header.index] = part
         pending.size += len(part)
+        self.held_bytes += len(part) + _PART_OVERHEAD_BYTES
         if pending.size > self.value_bytes_max:
-            self._forget(header.value_id)
+            self._finish(header.value_id)
             raise PartsTooLarge(f"the parts of one value exceed {self.value_bytes_max} bytes")
         return self._join(header.value_id, pending) if len(pending.parts) == pending.count else None
 
+    def drop_oldest(self, bytes_max: int) -> None:
+        """Hold no more than that, and at least the newest value: what is known of whole values goes first, then the oldest
+        incomplete ones."""
+        if self.held_bytes > bytes_max:
+            self.held_bytes -= _VALUE_OVERHEAD_BYTES * len(self._whole)
+            self._whole.clear()
+        while self.held_bytes > bytes_max and len(self._pending) > 1:
+            self._drop(next(iter(self._pending)))
+
     def _join(self, value_id: str, pending: _Pending) -> bytes:
         whole = b"".join(pending.parts[index] for index in range(pending.count))
-        self._forget(value_id)
+        self._finish(value_id)
         if xxhash.xxh3_128_hexdigest(whole) != value_id:
             raise PartError("the parts together do not have the digest that names them")
         return whole
 
-    def _forget(self, value_id: str) -> None:
-        del self._pending[value_id]
+    def _finish(self, value_id: str) -> None:
+        self._drop(value_id)
         self._whole.add(value_id)
+        self.held_bytes += _VALUE_OVERHEAD_BYTES
+
+    def _drop(self, value_id: str) -> None:
+        self.held_bytes -= self._pending.pop(value_id).held_bytes
 
 
 class PartsTooLarge(PartError):

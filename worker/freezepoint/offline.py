@@ -14,6 +14,7 @@ from pathlib import Path
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.ledger import Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits
@@ -103,16 +104,16 @@ class OfflineBuilder:
                     on_bad(error)
                 else:
                     yield from self._feed(rollout_id, line.raw, line.where)
-        for life in sorted(self._core.open.values(), key=lambda life: life.first_offset):
-            end = codec.encode_event(RolloutComplete(rollout_id=life.rollout_id))
-            yield from self._feed(life.rollout_id, end, "end of input")
+        for rollout_id in sorted(self._core.open, key=lambda name: self._core.open[name].first_offset):
+            end = codec.encode_event(RolloutComplete(rollout_id=rollout_id))
+            yield from self._feed(rollout_id, end, "end of input")
 
     def _feed(self, rollout_id: str, value: bytes, where: str) -> Iterator[Result]:
         record = InputRecord(0, self._core.next_offset, 0, rollout_id.encode("ascii"), value)
         for effect in self._core.feed(record):
             if isinstance(effect, Freeze):
                 result = self._build(effect.log)
-                self._core.take([(effect, result)])
+                self._core.take([(effect, Verdict.of(result))])
                 yield result
             else:
                 self._core.take([effect])
