@@ -11,6 +11,7 @@ from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import LogLimits
 from freezepoint.outbox import build
+from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import (
     CallCancelled,
@@ -111,6 +112,7 @@ class Bench:
             group="test",
             record_bytes_max=config.pop("record_bytes_max", 1 << 20),
             limits=LogLimits(config.pop("bytes_max", 1 << 30), config.pop("entries_max", 1_000)),
+            rollout_timeout_s=config.pop("rollout_timeout_s", 3_600.0),
         )
         assert not config
         self.results: list[Result] = []
@@ -139,7 +141,7 @@ class Bench:
                 published.append(effect)
                 self.dead_letters.append(effect)
             else:
-                built = build(effect.log, "prefix_merging", "single_response")
+                built = build(effect.log, WorkerSettings())
                 assert built.record.value is not None
                 published.append((effect, built.result))
                 self.results.append(codec.decode_result(built.record.value))
@@ -158,6 +160,8 @@ class Bench:
                 self.core.book.decided[key.decode()] = Decided.of(codec.decode_ledger(value))
         if progress is not None:
             self.core.dead_letters_through = progress.dead_letters_through
+            self.core.clock.now = progress.clock_seconds
+            self.core.clock.marks = list(progress.clock_marks)
 
     def run(self, records: Iterable[InputRecord]) -> list[Result]:
         """Fold in, publish all, return all results so far."""

@@ -36,6 +36,8 @@ class ProgressRecord(BaseModel):
 
     ``watermark``: where a replay starts. ``applied_offset``: the last record folded in, with its append time in
     milliseconds. ``dead_letters_through``: every dead letter at or below this offset is published.
+    ``clock_seconds``: how long the partition has been worked on and caught up. ``clock_marks``: (offset, clock) pairs
+    in order, each saying that records below the offset had been applied by then; they place replayed records.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -47,4 +49,5 @@ class ProgressRecord(BaseModel):
     applied_offset: int
     applied_timestamp_ms: int
     dead_letters_through: int
-    idle_seconds: dict[str, float] = Field(default_factory=dict)
+    clock_seconds: float = 0.0
+    clock_marks: list[tuple[int, float]] = Field(default_factory=list)

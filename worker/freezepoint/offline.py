@@ -77,6 +77,7 @@ class OfflineBuilder:
             group=self.settings.group,
             record_bytes_max=self.settings.record_bytes_max,
             limits=limits,
+            rollout_timeout_s=self.settings.rollout_timeout_s,
         )
         self._core = PartitionCore(config)
 
@@ -121,7 +122,12 @@ class OfflineBuilder:
         closing = log.closing
         if self.model is not None and isinstance(closing, RolloutComplete) and closing.model is None:
             log = replace(log, closing=closing.model_copy(update={"model": self.model}))
-        return build_result(log, builder=self.settings.builder, delivery=self.settings.delivery)
+        return build_result(
+            log,
+            builder=self.settings.builder,
+            delivery=self.settings.delivery,
+            trace_tokens_max=self.settings.trace_tokens_max,
+        )
 
     def _lost(self, letter: DeadLetter, rollout_id: str, where: str) -> None:
         if self.on_lost is not None:

@@ -36,6 +36,7 @@ async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> Pa
             group=settings.group,
             record_bytes_max=settings.record_bytes_max,
             limits=LogLimits(settings.rollout_bytes_max, settings.rollout_entries_max),
+            rollout_timeout_s=settings.rollout_timeout_s,
         ),
         book=book,
         next_offset=start,
@@ -43,6 +44,8 @@ async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> Pa
     if progress is not None:
         core.dead_letters_through = progress.dead_letters_through
         core.applied_timestamp_ms = progress.applied_timestamp_ms
+        core.clock.now = progress.clock_seconds
+        core.clock.marks = list(progress.clock_marks)
     core.expire(lease.log_start)
     return core
 

@@ -16,7 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from freezepoint.core.effects import DeadLetter, Effect, Freeze, dead_letter
-from freezepoint.core.ledger import Decided, LedgerBook
+from freezepoint.core.frozen import Closing, SpillRef, TimedOut
+from freezepoint.core.idle import IdleClock
+from freezepoint.core.ledger import LedgerBook
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import TRANSITIONS, Action, Input, LogLimits, RolloutLog, State, Written
 from freezepoint.core.watermark import Watermark
@@ -41,6 +43,7 @@ class PartitionConfig:
     group: str
     record_bytes_max: int
     limits: LogLimits
+    rollout_timeout_s: float
 
 
 @dataclass(slots=True)
@@ -57,9 +60,19 @@ class PartitionCore:
     dead_letters_through: int = -1
     applied_timestamp_ms: int = 0
     open: dict[str, RolloutLog] = field(default_factory=dict)
+    """Open lives by rollout id, the longest idle first."""
+    clock: IdleClock = field(init=False)
     counters: Counter[str] = field(default_factory=Counter)
+    memory_bytes: int = 0
+    """What the open lives hold in memory, about."""
     _watermark: Watermark = field(default_factory=Watermark)
     _dead_letters: deque[int] = field(default_factory=deque)
+    _resident: dict[str, int] = field(default_factory=dict)
+    """Memory accounted for by open life, the coldest first; lives that hold none are not in it."""
+    _released: list[SpillRef] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = IdleClock(self.config.rollout_timeout_s)
 
     def feed(self, record: InputRecord) -> list[Effect]:
         """Fold one record in; offsets must grow. Nothing a producer sent raises."""
@@ -76,7 +89,51 @@ class PartitionCore:
         if record.offset <= self.book.freeze_offset(rollout_id):
             self.counters["past"] += 1
             return []
-        return self._feed_live(rollout_id, record)
+        effects = self._feed_live(rollout_id, record)
+        if rollout_id in self.open:
+            life = self.open[rollout_id] = self.open.pop(rollout_id)
+            life.active_at = self.clock.placed(record.offset)
+            self.account(life)
+        return effects
+
+    def account(self, life: RolloutLog) -> None:
+        """Bring the figures up to date with an open life that changed."""
+        self.memory_bytes += life.memory_bytes - self._resident.pop(life.rollout_id, 0)
+        if life.memory_bytes:
+            self._resident[life.rollout_id] = life.memory_bytes
+        if life.garbage:
+            self._released += life.garbage
+            life.garbage = []
+
+    def coldest(self) -> RolloutLog | None:
+        """The open life with entries in memory that was written to the longest ago."""
+        rollout_id = next(iter(self._resident), None)
+        return None if rollout_id is None else self.open[rollout_id]
+
+    def release_spilled(self) -> list[SpillRef]:
+        """What was spilled of lives that are no more; asked for once."""
+        released, self._released = self._released, []
+        return released
+
+    def _close(self, rollout_id: str) -> RolloutLog | None:
+        """The life is open no longer."""
+        self.memory_bytes -= self._resident.pop(rollout_id, 0)
+        return self.open.pop(rollout_id, None)
+
+    def time_out(self, caught_up_s: float) -> list[Effect]:
+        """The partition was caught up for so many seconds: freeze the lives that have been idle for too long.
+
+        They freeze at the last applied offset. That counts only once it is committed: another owner may see the
+        complete event first.
+        """
+        self.clock.advance(caught_up_s)
+        effects: list[Effect] = []
+        for rollout_id, life in list(self.open.items()):
+            if self.clock.now - life.active_at <= self.config.rollout_timeout_s:
+                break
+            self.counters["timed_out"] += 1
+            effects.append(self._freeze(rollout_id, TimedOut(), self.next_offset - 1))
+        return effects
 
     def watermark(self) -> int:
         """Where a replay has to start once everything that was taken is committed."""
@@ -166,7 +223,7 @@ class PartitionCore:
             case Action.IGNORE, _:
                 self.counters["ignored_after_freeze"] += 1
             case Action.FREEZE, RolloutComplete() | RolloutCancelled():
-                return [self._freeze(event, record.offset)]
+                return [self._freeze(event.rollout_id, event, record.offset)]
             case Action.FORGET, RolloutClear():
                 self._forget(event, record.offset)
             case _, (RolloutComplete() | RolloutCancelled() | RolloutClear()):
@@ -187,21 +244,22 @@ class PartitionCore:
         life = self.open.get(rollout_id)
         if life is None:
             assembler = PartAssembler(self.config.record_bytes_max)
-            life = RolloutLog(rollout_id, offset, self.config.limits, assembler, dispatch)
+            life = RolloutLog(rollout_id, offset, self.config.limits, assembler, dispatch, self.clock.now)
             self.open[rollout_id] = life
             self._watermark.hold(offset)
             self.book.opened(rollout_id, offset)
         return life
 
-    def _freeze(self, closing: RolloutComplete | RolloutCancelled, offset: int) -> Freeze:
-        life = self._life(closing.rollout_id, offset)
-        del self.open[closing.rollout_id]
-        self.book.froze(closing.rollout_id, offset)
+    def _freeze(self, rollout_id: str, closing: Closing, offset: int) -> Freeze:
+        life = self._life(rollout_id, offset)
+        self._close(rollout_id)
+        self.book.froze(rollout_id, offset)
         return Freeze(life.freeze(closing, self.config.partition, offset))
 
     def _forget(self, event: RolloutClear, offset: int) -> None:
-        life = self.open.pop(event.rollout_id, None)
+        life = self._close(event.rollout_id)
         if life is not None:
+            self._released += life.take_spilled()
             self._watermark.release(life.first_offset)
             self.counters["cleared"] += 1
         if self.book.cleared(event.rollout_id, offset):
@@ -236,6 +294,7 @@ class PartitionCore:
         return [dead_letter(record, self.config.topic_name, reason, message, truncate=truncate)]
 
     def _progress(self) -> OutputRecord:
+        self.clock.mark(self.next_offset)
         progress = ProgressRecord(
             partition_count=self.config.partition_count,
             group=self.config.group,
@@ -243,6 +302,8 @@ class PartitionCore:
             applied_offset=self.next_offset - 1,
             applied_timestamp_ms=self.applied_timestamp_ms,
             dead_letters_through=self.dead_letters_through,
+            clock_seconds=self.clock.now,
+            clock_marks=self.clock.marks,
         )
         value = codec.encode_ledger(progress)
         return OutputRecord(Topic.LEDGER, PROGRESS_KEY, value, partition=self.config.partition)
@@ -256,6 +317,3 @@ def _kind(event: InputEvent) -> Input:
             return Input.CLEAR
         case _:
             return Input.RECORD
-
-
-__all__ = ["Decided", "PartitionConfig", "PartitionCore"]

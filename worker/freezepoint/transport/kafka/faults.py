@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from aiokafka import errors as kafka
@@ -93,12 +93,11 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     ),
     (
         kafka.TransactionalIdAuthorizationFailed,
-        "not authorized while {doing}: grant this user WRITE and DESCRIBE on the transactional ids that begin with "
-        "kafka.transactional_id_prefix",
+        "not authorized while {doing}: grant this user WRITE on the transactional ids kafka.transactional_id_prefix begins",
     ),
     (
         kafka.ClusterAuthorizationFailedError,
-        "not authorized while {doing}: grant this user IDEMPOTENT_WRITE on the cluster, and CREATE for topics apply",
+        "not authorized while {doing}: grant this user WRITE on the topics it sends to (before Kafka 2.8: IDEMPOTENT_WRITE on the cluster)",
     ),
     (
         kafka.SaslAuthenticationFailed,
@@ -124,6 +123,17 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
 """A right that is missing, or a setting that the broker does not accept: no retry helps."""
 
 
+RIGHTS = (
+    ("publishing", "WRITE and DESCRIBE"),
+    ("sending", "WRITE and DESCRIBE"),
+    ("describing", "DESCRIBE"),
+    ("creating", "CREATE"),
+    ("altering", "ALTER_CONFIGS"),
+    ("comparing", "DESCRIBE_CONFIGS"),
+)
+"""On a topic, by what we were doing; else we were reading."""
+
+
 def _refused(error: BaseException, doing: str) -> ConfigurationError | None:
     for kind, message in REFUSALS:
         if isinstance(error, kind):
@@ -135,10 +145,13 @@ def _refused(error: BaseException, doing: str) -> ConfigurationError | None:
 
 def _topics(error: BaseException) -> str:
     """The client hands over a name, or a set of names, as the error's only argument."""
-    named = error.args[0] if error.args else "the topics"
-    names = [named] if isinstance(named, str) else sorted(str(name) for name in named)
-    return f"topic {', '.join(names)}"
+    named = error.args[0] if error.args else None
+    if isinstance(named, str):
+        return f"topic {named}"
+    if isinstance(named, Collection):
+        return f"topic {', '.join(sorted(str(name) for name in named))}"
+    return "the topics"
 
 
 def _rights(doing: str) -> str:
-    return "WRITE and DESCRIBE" if doing.startswith(("publishing", "sending")) else "READ and DESCRIBE"
+    return next((rights for begin, rights in RIGHTS if doing.startswith(begin)), "READ and DESCRIBE")

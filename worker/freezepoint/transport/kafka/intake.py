@@ -63,6 +63,7 @@ class Intake:
         self._changed: asyncio.Future[None] | None = None
         self._signs: Any = None
         self._silent_s = 0.0
+        self._left = False
 
     async def open(self) -> None:
         """Join. Subscribing after the start keeps ``start`` from waiting for a first assignment, which other members
@@ -128,7 +129,14 @@ class Intake:
             delivery.next_offset = messages[-1].offset + 1
             delivery.in_hand += len(records)
             taken.append((delivery, records))
+            self._let_others_first(source)
         return taken
+
+    def _let_others_first(self, source: TopicPartition) -> None:
+        """The client would drain one partition to the end of what it has fetched, megabytes, before it looks at the next."""
+        fetched = self._consumer._fetcher._records  # noqa: SLF001 - an ordered dict, drained from its front
+        if source in fetched:
+            fetched.move_to_end(source)
 
     def _hand_out(self) -> dict[int, Sequence[InputRecord]]:
         """What the finished task took, of partitions still delivered as they were then."""
@@ -165,7 +173,8 @@ class Intake:
         """Read again from what was taken: an error of one partition makes the client drop what it had already drained of
         others, with their positions moved on."""
         for delivery in self._deliveries.values():
-            self._consumer.seek(TopicPartition(self._topic, delivery.partition), delivery.next_offset)
+            if self.is_delivered(delivery):
+                self._consumer.seek(TopicPartition(self._topic, delivery.partition), delivery.next_offset)
 
     def _harmless(self, error: BaseException) -> bool:
         """Whether it only concerns partitions that are not started, whose position means nothing."""
@@ -183,6 +192,8 @@ class Intake:
 
     def _raise_if_dead(self) -> None:
         """The client reports the death of its coordination task, but not of the one that fetches."""
+        if self._left:
+            raise BrokerError(f"this member has left the group {self._group}")
         fetching = self._consumer._fetcher.error_future  # noqa: SLF001 - see above
         if fetching.done():
             reason = "" if fetching.cancelled() else f": {fetching.exception()}"
@@ -227,17 +238,26 @@ class Intake:
             raise OwnershipLostError(f"the assignment that gave {self._topic}[{partition}] has passed")
 
     def deliver(self, partition: int, offset: int) -> Delivery:
-        """Begin to deliver from that offset on."""
+        """Begin to deliver from that offset on.
+
+        :raises OwnershipLostError: the client has just taken another assignment.
+        """
         source = TopicPartition(self._topic, partition)
         delivery = Delivery(partition, offset)
-        with translated(f"starting {self._topic}[{partition}]"):
-            self._consumer.seek(source, offset)
-            self._consumer.resume(source)
+        if source not in self._consumer.assignment():
+            raise OwnershipLostError(f"{self._topic}[{partition}] is being assigned anew")
+        self._consumer.seek(source, offset)
+        self._consumer.resume(source)
         self._deliveries[partition] = delivery
         return delivery
 
     def is_delivered(self, delivery: Delivery | None) -> bool:
-        return delivery is not None and self._deliveries.get(delivery.partition) is delivery
+        """Also by the client's own assignment, which changes a moment before its listener is called."""
+        return (
+            delivery is not None
+            and self._deliveries.get(delivery.partition) is delivery
+            and TopicPartition(self._topic, delivery.partition) in self._consumer.assignment()
+        )
 
     def pause(self, delivery: Delivery) -> None:
         """The client forgets what it had fetched ahead of a paused partition, and fetches it again later."""
@@ -291,8 +311,12 @@ class Intake:
 
     async def close(self) -> None:
         """Leave the group, so that its partitions move at once and not at the session's timeout."""
+        self.epoch += 1
+        self.assigned, self.rebalancing = frozenset(), True
+        self._deliveries.clear()
         if self._consumer is None:
             return
+        self._left = True
         await self._clients.close(self._consumer)
         if self._fetching is not None:
             self._fetching.cancel()
