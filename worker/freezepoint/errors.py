@@ -53,6 +53,10 @@ class FrozenRolloutError(InputError, RuntimeError):
     """The rollout was frozen or retired before; clear it before it is dispatched again."""
 
 
+class ExpiredCaptureError(InputError):
+    """Records of a rollout that was frozen before are in the topic no longer; its result was published then."""
+
+
 class DamagedCaptureError(InputError, ValueError):
     """A capture file does not hold what was acknowledged; the message says where."""
 
@@ -65,6 +69,7 @@ __all__ = [
     "ConflictingEntryError",
     "DamagedCaptureError",
     "DecodeError",
+    "ExpiredCaptureError",
     "FencedError",
     "FreezepointError",
     "FrozenRolloutError",
