@@ -98,23 +98,21 @@ async def trajectories_from_source(
 
 
 def _built(rollout_id: str, snapshot: FrozenCapture, builder: str, model: str) -> dict[str, Any]:
-    closing = RolloutComplete(rollout_id=rollout_id, builder=builder, model=model)
     try:
-        frozen = _log_of(rollout_id, snapshot, closing)
+        frozen = _log_of(rollout_id, snapshot, {"builder": builder, "model": model})
     except Exception as error:  # noqa: BLE001 - as above
         form = _unreadable(rollout_id, builder, error)
     else:
-        form = response_form(build_result(frozen))
+        form = response_form(build_result(frozen, builder=builder))
     return form | {"_capture_snapshot": {"snapshot_id": snapshot.snapshot_id, "version": snapshot.version}}
 
 
-def _log_of(rollout_id: str, snapshot: FrozenCapture, closing: RolloutComplete) -> FrozenLog:
+def _log_of(rollout_id: str, snapshot: FrozenCapture, choices: Mapping[str, Any]) -> FrozenLog:
     """:raises InputError: an entry is none."""
     if isinstance(snapshot, CaptureSnapshot):
-        if isinstance(snapshot.log.closing, RolloutComplete):
-            closing = snapshot.log.closing.model_copy(
-                update={"rollout_id": rollout_id, "builder": closing.builder, "model": closing.model}
-            )
+        closing = snapshot.log.closing
+        if isinstance(closing, RolloutComplete):
+            closing = closing.model_copy(update=choices)
         return replace(snapshot.log, rollout_id=rollout_id, closing=closing)
     found = sorted_out(
         token_entry(rollout_id, entry_fields(item) | {"rollout_id": rollout_id}) for item in snapshot.entries
@@ -124,7 +122,7 @@ def _log_of(rollout_id: str, snapshot: FrozenCapture, closing: RolloutComplete) 
         partition=0,
         first_offset=0,
         freeze_offset=len(found.entries),
-        closing=closing,
+        closing=RolloutComplete(rollout_id=rollout_id, **choices),
         entries=found.entries,
         alternatives=found.alternatives,
         marks=frozenset({("", "")}) if snapshot.incomplete else frozenset(),
