@@ -39,9 +39,11 @@ class CaptureState:
             return cls()
         try:
             fields = orjson.loads(content)
-            known = {name: fields.pop(name) for name in _TYPES if name in fields}
-        except (orjson.JSONDecodeError, AttributeError, TypeError):
-            raise DamagedCaptureError(f"{files.path(STATE)}: not a JSON object") from None
+        except orjson.JSONDecodeError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise DamagedCaptureError(f"{files.path(STATE)}: not a JSON object")
+        known = {name: fields.pop(name) for name in _TYPES if name in fields}
         for name, value in known.items():
             if type(value) is not _TYPES[name] or (type(value) is int and value < 0):
                 raise DamagedCaptureError(f"{files.path(STATE)}: {name} is {repr(value)[:80]}")
