@@ -33,7 +33,7 @@ class ReadLog:
         log = self.log
         if log.marks or log.faults or log.intents - {entry.model_call_id for entry in log.entries}:
             return True
-        if all(entry.prompt_prefix is None for entry in log.entries):
+        if all(entry.prompt_prefix is None for entry in (*log.entries, *log.alternatives)):
             return False
         return bool(take_snapshot(log).faults - {Reason.NO_RECORDS})
 
