@@ -37,11 +37,12 @@ class RolloutFold:
     until: int
     log: FrozenLog | None = None
     was_decided: bool = False
-    _past_decided: bool = False
+    _past_decided: bool = field(init=False)
     _core: PartitionCore = field(init=False)
 
     def __post_init__(self) -> None:
         self._core = PartitionCore(self.config)
+        self._past_decided = not is_frozen(self.decided)
 
     @property
     def key(self) -> bytes:
@@ -70,10 +71,15 @@ class RolloutFold:
                 self.was_decided = effect.log.freeze_offset <= self.decided.freeze_offset
 
 
+def is_frozen(decided: Decided) -> bool:
+    """Whether the ledger calls the rollout frozen and nothing cleared it since."""
+    return decided.freeze_offset > decided.clear_offset
+
+
 def start_of(decided: Decided, watermark: int) -> int:
     """The offset from which a rollout has to be read: its first record's where the ledger knows it, else the watermark.
     Of a frozen one the ledger does not say where it began."""
-    if decided.freeze_offset > decided.clear_offset:
+    if is_frozen(decided):
         return 0
     return decided.first_offset if decided.first_offset >= 0 else watermark
 
