@@ -91,6 +91,7 @@ class LogIndex:
     """
 
     life: bytes
+    inode: int = -1
     end: int = 0
     terminated: bool = True
     durable: bool = False
@@ -102,11 +103,15 @@ class LogIndex:
 
         :raises DamagedCaptureError: see ``LineReader``.
         """
-        size = os.fstat(descriptor).st_size
+        stat = os.fstat(descriptor)
+        size, inode = stat.st_size, stat.st_ino
+        if (
+            size < self.end or inode != self.inode
+        ):  # replaced, or cut by hand: nothing of what we know is certain
+            self.end, self.terminated, self.calls = 0, True, CallIndex()
+            self.inode, self.named = inode, False
         if size == self.end:
             return
-        if size < self.end:  # cut by hand: nothing of what we know is certain
-            self.end, self.terminated, self.calls = 0, True, CallIndex()
         self.durable = False
         with open(descriptor, "rb", closefd=False) as handle:
             reader = LineReader(files, handle, self.end, self.terminated)
