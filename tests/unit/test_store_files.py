@@ -120,6 +120,16 @@ def test_lines_that_are_gone_fail_the_freeze(tmp_path: Path) -> None:
         store.freeze_now("r")
 
 
+def test_a_log_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    """NeMo Gym's delete does not touch the id of a life, and its next life may be the longer one."""
+    store = TokenStore(tmp_path)
+    store.put_now(FIRST)
+    (tmp_path / "new").write_bytes(line_of(SECOND, {}) + line_of(entry("r", "c", range(50), [1]), {}))
+    (tmp_path / "new").replace(path(tmp_path))
+    store.put_now(FIRST)
+    assert call_ids(store) == ["b", "c", "a"]
+
+
 def test_a_log_cut_by_hand_is_read_anew(tmp_path: Path) -> None:
     store = TokenStore(tmp_path)
     store.put_now(FIRST)

@@ -14,6 +14,7 @@ from freezepoint.captures import capture_files, captured_rollout, holds_entries,
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.ledger import Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits
@@ -115,7 +116,7 @@ class OfflineBuilder:
         for effect in self._core.feed(record):
             if isinstance(effect, Freeze):
                 result = self._build(effect.log)
-                self._core.take([(effect, result)])
+                self._core.take([(effect, Verdict.of(result))])
                 yield result
             else:
                 self._core.take([effect])
