@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -176,6 +176,33 @@ class Fleet:
             return len(found) >= partitions
 
         await poll_until_async(acquired, timeout_s, f"{partitions} partitions are acquired")
+
+    async def until_owner(self, name: str, partitions: int, timeout_s: float = READY_S) -> float:
+        """Wait until this worker has acquired so many partitions; when the last one was."""
+        running = self.workers[name]
+
+        async def acquired() -> bool:
+            assert running.exit_code is None, f"{name} ended: {running.text}"
+            return len({line.fields["partition"] for line in running.lines("acquired")}) >= partitions
+
+        await poll_until_async(acquired, timeout_s, f"{name} acquires {partitions} partitions")
+        return max(line.at for line in running.lines("acquired"))
+
+    async def until_acquired_since(
+        self, partitions: Collection[int], since: float, timeout_s: float = READY_S
+    ) -> float:
+        """Wait until each of these partitions was acquired after that moment; when the last one was."""
+
+        async def acquired() -> dict[int, float] | None:
+            first: dict[int, float] = {}
+            for line in self.lines("acquired"):
+                if line.at >= since:
+                    first.setdefault(line.fields["partition"], line.at)
+            return first if first.keys() >= set(partitions) else None
+
+        found = await poll_until_async(acquired, timeout_s, f"partitions {sorted(partitions)} are taken over")
+        assert found is not None
+        return max((found[partition] for partition in partitions), default=since)
 
     async def until_exit(self, name: str, timeout_s: float = READY_S) -> int:
         """Its exit code, once it has ended by itself."""

@@ -160,26 +160,31 @@ Spoiler = Callable[[Sent], list[Sent]]
 """What comes before a record, mostly nothing."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """What was published so far. ``truths``: of closed rollouts that nobody spoiled. ``closed``: lives that ended."""
+
+    truths: dict[str, Truth] = field(default_factory=dict)
+    closed: int = 0
+    lives: int = 0
+
+
 @dataclass
 class Load:
     """Publishes scripts, ``concurrency`` of them side by side, ``rate`` records a second (0: as fast as they are
-    acknowledged), until told to stop; what is open then is finished at once.
-
-    ``truths``: of closed rollouts that nobody spoiled. ``closed``: lives ended by their script.
-    """
+    acknowledged), until told to stop or ``limit`` lives have begun; what is open then is finished at once."""
 
     publisher: Publisher
     author: Author
+    tally: Tally
     seed: int
     rate: float = 200.0
     concurrency: int = 16
     spoil: Spoiler | None = None
     limit: int = ROLLOUTS_MAX
-    truths: dict[str, Truth] = field(default_factory=dict)
-    closed: int = 0
     _open: dict[str, Script] = field(default_factory=dict)
     _held: Script | None = None
-    _next: int = 0
+    _begun: int = 0
     _tainted: set[str] = field(default_factory=set)
     _rng: Random = field(init=False)
 
@@ -189,7 +194,7 @@ class Load:
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set or the limit is reached; the open scripts to their end."""
         began, published = time.monotonic(), 0
-        while not stop.is_set() and (self._next < self.limit or self._open):
+        while not stop.is_set() and (self._begun < self.limit or self._open):
             due = int((time.monotonic() - began) * self.rate) - published if self.rate else WINDOW
             batch = [record for _ in range(min(due, WINDOW)) for record in self._step()]
             published += len(batch)
@@ -201,7 +206,7 @@ class Load:
 
     def _step(self, *, starting: bool = True) -> list[Sent]:
         """The next record of some open script, with what spoils it."""
-        while starting and len(self._open) < self.concurrency and self._next < self.limit and self._start():
+        while starting and len(self._open) < self.concurrency and self._begun < self.limit and self._start():
             pass
         if not self._open:
             return []
@@ -217,19 +222,20 @@ class Load:
 
     def _start(self) -> bool:
         """Begin the next script, unless the life of its id before it still goes on."""
-        script = self._held or self.author(self._next)
+        script = self._held or self.author(self.tally.lives)
         self._held = script if script.rollout_id in self._open else None
         if self._held is not None:
             return False
-        self._next += 1
+        self._begun += 1
+        self.tally.lives += 1
         self._open[script.rollout_id] = script
         return True
 
     def _end(self, script: Script) -> None:
         del self._open[script.rollout_id]
-        self.closed += script.closes
+        self.tally.closed += script.closes
         if script.truth is not None and script.rollout_id not in self._tainted:
-            self.truths[script.rollout_id] = script.truth
+            self.tally.truths[script.rollout_id] = script.truth
 
 
 class Garbage:

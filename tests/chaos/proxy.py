@@ -66,6 +66,7 @@ class Proxy:
     delay_s: float = 0.0
     closed: bool = False
     cuts: int = 0
+    answers_lost: int = 0
     _server: asyncio.Server | None = None
     _links: set[_Link] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -167,6 +168,7 @@ class _Link:
         reader, writer = self.broker[0], self.client[1]
         while chunk := await reader.read(CHUNK_BYTES):
             if self.answer_lost:
+                self.proxy.answers_lost += 1
                 return
             await self._delay()
             writer.write(chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import orjson
 
 from freezepoint.simulate import Profile
 from freezepoint.simulate.profile import ROLLOUTS_MAX
@@ -20,7 +23,7 @@ from tests.chaos.broker import ChaosBroker
 from tests.chaos.checker import Claims, Evidence, Verdict, check
 from tests.chaos.figures import Report
 from tests.chaos.fleet import Fleet
-from tests.chaos.load import Author, Load, Publisher, Sent, Spoiler, rollouts
+from tests.chaos.load import Author, Load, Publisher, Sent, Spoiler, Tally, rollouts
 from tests.chaos.tails import Line, Tail, open_transactions
 from tests.polling import poll_until_async
 
@@ -53,7 +56,7 @@ class Stage:
     rng: Random
     partitions: int
     tails: dict[Topic, Tail] = field(default_factory=dict)
-    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    tally: Tally = field(default_factory=Tally)
 
     def profile(self, **fields: Any) -> Profile:
         """Small rollouts of every kind."""
@@ -81,7 +84,13 @@ class Stage:
     ) -> AsyncIterator[Load]:
         """Load that goes on while the block does."""
         made = Load(
-            self.publisher, author or rollouts(self.profile()), self.seed, rate, concurrency, spoil
+            self.publisher,
+            author or rollouts(self.profile()),
+            self.tally,
+            self.seed,
+            rate=rate,
+            concurrency=concurrency,
+            spoil=spoil,
         )
         stop = asyncio.Event()
         running = asyncio.create_task(made.run(stop))
@@ -93,11 +102,18 @@ class Stage:
             running.cancel()
             await asyncio.wait({running})
 
-    async def publish(self, author: Author, count: int, *, concurrency: int = 16) -> Load:
+    async def publish(self, count: int, author: Author | None = None, *, concurrency: int = 16) -> None:
         """So many lives, as fast as they are acknowledged."""
-        made = Load(self.publisher, author, self.seed, 0, concurrency, limit=count)
+        made = Load(
+            self.publisher,
+            author or rollouts(self.profile()),
+            self.tally,
+            self.seed,
+            rate=0,
+            concurrency=concurrency,
+            limit=count,
+        )
         await made.run(asyncio.Event())
-        return made
 
     async def send(self, *records: Sent) -> None:
         await self.publisher.send(records)
@@ -139,11 +155,14 @@ class Stage:
 
         await poll_until_async(applied, timeout_s, f"lag 0 on {self.names[Topic.TOKENS]}")
 
-    async def settle(self, results: int, letters: int = 0, timeout_s: float = SETTLE_S) -> float:
-        """Wait until so many results and dead letters are committed and nothing is left to read; the seconds it took."""
+    async def settle(
+        self, results: int | None = None, letters: int = 0, timeout_s: float = SETTLE_S
+    ) -> float:
+        """Wait until so many results (default: of all closed lives) and dead letters are committed and nothing is left to
+        read; the seconds it took."""
         began = time.monotonic()
         with suppress(AssertionError):  # the check names what is missing
-            await self.until_results(results, timeout_s)
+            await self.until_results(self.tally.closed if results is None else results, timeout_s)
 
             async def set_aside() -> bool:
                 return len(await self.letters()) >= letters
@@ -172,7 +191,7 @@ class Stage:
         if stop:
             codes = await self.fleet.stop_all()
             self.report.equal("exit codes at the end", sorted(set(codes)), [0] if codes else [])
-        verdict = await self.verdict(claims or Claims())
+        verdict = await self.verdict(claims or Claims(truths=self.tally.truths))
         counts, report = verdict.counts, self.report
         report.tell("records", counts["records"])
         report.equal("results (= frozen lives)", counts["results"], counts["lives"])
@@ -187,6 +206,28 @@ class Stage:
         if not verdict.ok:
             report.differences += verdict.summary().splitlines()
         return verdict
+
+    def latencies_s(self) -> list[float]:
+        """How long after its complete event each result was published, of those the tails have seen."""
+        appended = {(line.partition, line.offset): line.timestamp_ms for line in self.tails[Topic.TOKENS].lines}
+        found = []
+        for line in self.tails[Topic.TRAJECTORIES].lines:
+            snapshot = orjson.loads(line.value or b"")["snapshot"]
+            frozen_ms = appended[snapshot["partition"], snapshot["freeze_offset"]]
+            found.append(max(0, line.timestamp_ms - frozen_ms) / 1000)
+        return sorted(found)
+
+    def longest_silence_s(self) -> float:
+        """The longest time in which a partition that was written to gave no result."""
+        moments: dict[int, list[int]] = {}
+        for line in self.tails[Topic.TRAJECTORIES].lines:
+            moments.setdefault(line.partition, []).append(line.timestamp_ms)
+        gaps = [
+            later - earlier
+            for times in moments.values()
+            for earlier, later in itertools.pairwise(sorted(times))
+        ]
+        return max(gaps, default=0) / 1000
 
     def replay_sizes(self) -> list[int]:
         """Of each acquisition: how many offsets were read again before anything new."""
