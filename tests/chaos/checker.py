@@ -234,8 +234,13 @@ def _compare_ledger(
     """A life is decided in the ledger if and only if its result is there, then and now."""
     latest, ever, progress = _ledger(evidence.ledger)
     committed = {(result.rollout_id, result.snapshot.freeze_offset): result for result in results}
-    for rollout_id, offset in sorted(committed.keys() - ever):
-        verdict.note("ledger_lacks", f"{rollout_id} has a result at {offset} that the ledger never knew")
+    last: dict[str, int] = {}
+    for rollout_id, offset in committed:
+        last[rollout_id] = max(offset, last.get(rollout_id, -1))
+    for rollout_id, offset in last.items():
+        known = latest[rollout_id].freeze_offset if rollout_id in latest else -1
+        if known != offset:
+            verdict.note("ledger_lacks", f"{rollout_id} has its last result at {offset}, the ledger says {known}")
     for rollout_id, offset in sorted(ever - committed.keys()):
         verdict.note("ledger_exceeds", f"{rollout_id} is decided at {offset} without a result")
     for rollout_id, record in latest.items():

@@ -33,19 +33,33 @@ class Verdict(Enum):
     """The connection breaks before the broker has seen it."""
     ANSWER_LOST = auto()
     """The broker sees it, and the connection breaks before its answer arrives."""
+    LATE = auto()
+    """The connection breaks for the client, and the request reaches the broker only with :meth:`Proxy.deliver_late`."""
+
+
+_TRANSACTIONAL = frozenset({PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN})
+_HEADER_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a client, as far as a fault needs to know."""
+    """One request of a client, as far as a fault needs to know. ``transactional_id``: of those that begin with it."""
 
     api_key: int
     client_id: str
+    transactional_id: str | None = None
 
     @classmethod
     def parse(cls, frame: bytes) -> Request:
+        """The header is of version 1, as all of the client's requests but for some of its very newest."""
         api_key, _version, _correlation, length = struct.unpack_from(">hhih", frame)
-        return cls(api_key, frame[10 : 10 + max(length, 0)].decode())
+        body = _HEADER_BYTES + max(length, 0)
+        client_id = frame[_HEADER_BYTES:body].decode()
+        if api_key not in _TRANSACTIONAL:
+            return cls(api_key, client_id)
+        (length,) = struct.unpack_from(">h", frame, body)
+        name = frame[body + 2 : body + 2 + length].decode() if length >= 0 else None
+        return cls(api_key, client_id, name)
 
 
 Hook = Callable[[Request], Awaitable[Verdict]]
@@ -68,6 +82,7 @@ class Proxy:
     cuts: int = 0
     answers_lost: int = 0
     _server: asyncio.Server | None = None
+    _late: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]] = field(default_factory=list)
     _links: set[_Link] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -80,6 +95,8 @@ class Proxy:
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
+        for _, writer, _ in self._late:
+            writer.transport.abort()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         await self._server.wait_closed()
@@ -91,6 +108,16 @@ class Proxy:
             link.cut()
         self.cuts += len(links)
         return len(links)
+
+    async def deliver_late(self) -> int:
+        """Let the broker have what was held back, as a slow network would, and wait for its answers; how many."""
+        late, self._late = self._late, []
+        for reader, writer, frame in late:
+            writer.write(frame)
+            await writer.drain()
+            await reader.read(CHUNK_BYTES)
+            writer.transport.abort()
+        return len(late)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -114,7 +141,10 @@ class Proxy:
             await link.run()
         finally:
             self._links.discard(link)
-            to_writer.transport.abort()
+            if link.late is None:
+                to_writer.transport.abort()
+            else:
+                self._late.append((to_reader, to_writer, link.late))
 
 
 _Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -129,6 +159,7 @@ class _Link:
     broker: _Side
     client_id: str | None = None
     answer_lost: bool = False
+    late: bytes | None = None
 
     async def run(self) -> None:
         pumps = {asyncio.create_task(self._requests()), asyncio.create_task(self._answers())}
@@ -158,6 +189,9 @@ class _Link:
             self.client_id = request.client_id
             verdict = await self.proxy.hook(request)
             if verdict is Verdict.CUT:
+                return
+            if verdict is Verdict.LATE:
+                self.late = size + frame
                 return
             self.answer_lost |= verdict is Verdict.ANSWER_LOST
             await self._delay()

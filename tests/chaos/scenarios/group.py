@@ -21,8 +21,10 @@ async def join_and_leave(stage: Stage) -> None:
         orderly = [await _leave(stage, "worker-2"), await _leave(stage, "worker-1")]
         await _start_one_after_the_other(stage, 3)
         await asyncio.sleep(stage.seconds / 3)
-        crashed = [await _vanish(stage, "worker-2"), await _vanish(stage, "worker-1")]
-        await asyncio.sleep(stage.seconds / 3)
+        crashed = []
+        for name in ("worker-2", "worker-1"):
+            crashed.append(await _vanish(stage, name))
+            await asyncio.sleep(stage.seconds / 4)
     await stage.settle()
     report = stage.report
     report.at_most("takeover after SIGTERM", max(orderly), TAKEOVER_SLACK_S, "s")

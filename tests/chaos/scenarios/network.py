@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
-from tests.chaos.proxy import END_TXN, Request, Verdict, let_pass
+from tests.chaos.proxy import END_TXN, PRODUCE, Proxy, Request, Verdict, let_pass
+from tests.chaos.load import rollouts
 from tests.chaos.registry import scenario
 from tests.chaos.stage import Stage
 
 DOWN_S = 3.0
+LATE_S = 60.0
+LARGE_LIVES = 100
 
 
 @scenario(share=0.5)
@@ -80,3 +84,49 @@ async def ambiguous_commits(stage: Stage) -> None:
         await stage.conclude()
 
 
+
+
+class LateCommit:
+    """Holds back one commit, breaks its connection, and delivers it in the middle of the same producer's next transaction,
+    which has several writes."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._producer: str | None = None
+        self._commits = 0
+        self._writes = 0
+        self.delivered = 0
+
+    async def __call__(self, request: Request) -> Verdict:
+        if request.api_key == END_TXN and self._producer in (None, request.transactional_id):
+            self._producer = request.transactional_id
+            self._commits += 1
+            self._writes = 0
+            return Verdict.LATE if self._commits == 1 else Verdict.PASS
+        if request.api_key == PRODUCE and request.transactional_id == self._producer and self._commits > 1:
+            self._writes += 1
+            if self._writes == 2 and not self.delivered:
+                self.delivered = await self._proxy.deliver_late()
+        return Verdict.PASS
+
+
+@scenario(through_proxy=True)
+async def late_commits(stage: Stage) -> None:
+    """Beside the table: a commit that was given up reaches the broker within the next transaction."""
+    rounds, delivered = max(2, round(stage.seconds / 10)), 0
+    author = rollouts(stage.profile(prompt_tokens=(2_000, 4_000), generation_tokens=(500, 1_000)))
+    async with stage.broker.proxy() as proxy:
+        stage.fleet.start("worker")
+        await stage.fleet.until_acquired(stage.partitions)
+        for _ in range(rounds):
+            late = LateCommit(proxy)
+            proxy.hook = late
+            deadline = time.monotonic() + LATE_S
+            while not late.delivered and time.monotonic() < deadline:
+                await stage.publish(LARGE_LIVES, author)
+            proxy.hook = let_pass
+            delivered += late.delivered
+            await stage.settle(timeout_s=LATE_S)
+        stage.report.equal("commits delivered late", delivered, rounds)
+        stage.report.tell("leases lost", len(stage.fleet.lines("lease_lost")))
+        await stage.conclude()
