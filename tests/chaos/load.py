@@ -20,7 +20,7 @@ from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.headers import Headers
 from freezepoint_schemas.topics import Topic, partition_for
-from tests.events import clear
+from tests.events import clear, complete, entry
 
 RECORD_BYTES_MAX = 1_000_000
 TICK_S = 0.05
@@ -154,6 +154,17 @@ def _opening(rollout_id: str, number: int, rng: Random) -> Sent:
         return Sent(rollout_id.encode(), None)
     fields = {} if kind == 1 else {"group_id": f"group-{number}", "group_size": 4}
     return Sent.of(clear(rollout_id, **fields))
+
+
+def tiny(profile: Profile) -> Author:
+    """One call and the end of its rollout, as small as they come; without the simulation's cost."""
+
+    def write(number: int) -> Script:
+        rollout_id = f"{profile.run}.tiny-{number}"
+        call = entry(rollout_id, "c", [number % 1000, 1, 2], [3, 4])
+        return Script(rollout_id, iter([Sent.of(call), Sent.of(complete(rollout_id, n_calls=1))]), None)
+
+    return write
 
 
 Spoiler = Callable[[Sent], list[Sent]]

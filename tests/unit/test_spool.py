@@ -128,7 +128,7 @@ def test_workers_that_start_together_leave_each_others_spools_alone(tmp_path: Pa
         Spool(tmp_path).close()
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(live, range(400)))
+        list(threads.map(live, range(120)))
     assert not list(tmp_path.iterdir())
 
 
