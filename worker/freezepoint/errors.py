@@ -37,10 +37,15 @@ class RecordTooLargeError(InputError):
     """A record is above the topic's limit and cannot be split further."""
 
 
+class CaptureError(InputError, ValueError):
+    """A served response does not carry exactly one generation with its token ids and log probabilities."""
+
+
 __all__ = [
     "ArrayError",
     "BrokerError",
     "BrokerUnavailableError",
+    "CaptureError",
     "ConfigurationError",
     "DecodeError",
     "FencedError",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -59,7 +60,7 @@ def entry_of(given: Any, rollout_id: str) -> TokenEntry:
     """
     if isinstance(given, TokenEntry):
         return given.model_copy(update={"rollout_id": rollout_id, "routed_experts": _routes(given)})
-    read = given.get if isinstance(given, Mapping) else lambda name: getattr(given, name, None)
+    read: Callable[[str], Any] = given.get if isinstance(given, Mapping) else partial(_attribute, given)
     fields = {name: value for name in _FIELDS if (value := read(name)) is not None and name != "rollout_id"}
     for name in _ARRAYS:
         if name in fields:
@@ -72,6 +73,10 @@ def entry_of(given: Any, rollout_id: str) -> TokenEntry:
     entry = event_of(rollout_id, "token_entry", fields)
     assert isinstance(entry, TokenEntry)
     return entry
+
+
+def _attribute(given: Any, name: str) -> Any:
+    return getattr(given, name, None)
 
 
 def _version(version: Any, cumulative_length: Any, fields: Mapping[str, Any]) -> Any:

@@ -258,7 +258,7 @@ def _settings(
     sqlite: Mapping[str, Any],
 ) -> Settings:
     """The settings with what was given. The transports give up by themselves at the deadline, or a little later."""
-    given = {"broker": broker, "topic_prefix": topic_prefix}
+    given: dict[str, Any] = {"broker": broker, "topic_prefix": topic_prefix}
     timeout_ms = max(_REQUEST_TIMEOUT_MS_MIN, int(deadline_s * 1000))
     try:
         base = Settings(**{name: value for name, value in given.items() if value is not None})
