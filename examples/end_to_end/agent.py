@@ -66,7 +66,9 @@ async def _ask(client: AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:
 
 async def _ask_streaming(client: AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"role": "assistant", "content": ""}
-    stream = await client.chat.completions.create(messages=messages, extra_body=WITH_IDS, stream=True, **OPTIONS)
+    stream = await client.chat.completions.create(
+        messages=messages, extra_body=WITH_IDS, stream=True, **OPTIONS
+    )
     async for chunk in stream:
         for choice in chunk.choices:
             answer["content"] += choice.delta.content or ""

@@ -46,7 +46,9 @@ class Sample:
         if CALL not in self.generation:
             return None
         call, arguments = self.generation.index(CALL), self.generation.index(ARGUMENTS)
-        return bytes(self.generation[call + 1 : arguments]).decode(), bytes(self.generation[arguments + 1 : -1]).decode()
+        return bytes(self.generation[call + 1 : arguments]).decode(), bytes(
+            self.generation[arguments + 1 : -1]
+        ).decode()
 
 
 def sample(prompt: list[int], seed: int) -> Sample:
@@ -56,5 +58,7 @@ def sample(prompt: list[int], seed: int) -> Sample:
     if digest[4] % 4:
         generation += [CALL, *b"lookup", ARGUMENTS, *f'{{"key": "{digest[5:8].hex()}"}}'.encode()]
     generation.append(END)
-    log_probs = [-((token * 31 + position * 17 + digest[8]) % 997) / 131 for position, token in enumerate(generation)]
+    log_probs = [
+        -((token * 31 + position * 17 + digest[8]) % 997) / 131 for position, token in enumerate(generation)
+    ]
     return Sample(prompt, generation, log_probs)

@@ -40,7 +40,10 @@ class ModelServer:
             await _respond(send, 429, {"error": {"message": "busy"}}, [(b"retry-after-ms", b"1")])
             return
         self.calls += 1
-        sampled = [sample(prompt_of(request["messages"]), self.calls + 1000 * index) for index in range(request.get("n") or 1)]
+        sampled = [
+            sample(prompt_of(request["messages"]), self.calls + 1000 * index)
+            for index in range(request.get("n") or 1)
+        ]
         with_ids = bool(request.get("return_token_ids"))
         if request.get("stream"):
             await self._stream(sampled[0], f"chatcmpl-{self.calls}", request, receive, send)
@@ -54,7 +57,9 @@ class ModelServer:
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         stall_after = request.get("stall_after")
-        for number, chunk in enumerate(_chunks(sampled, response_id, with_ids=bool(request.get("return_token_ids")))):
+        for number, chunk in enumerate(
+            _chunks(sampled, response_id, with_ids=bool(request.get("return_token_ids")))
+        ):
             if number == stall_after:
                 while (await receive())["type"] != "http.disconnect":
                     pass
@@ -72,7 +77,14 @@ def _completion(sampled: list[Sample], response_id: str, *, with_ids: bool) -> d
         message: dict[str, Any] = {"role": "assistant", "content": one.text}
         if one.tool_call is not None:
             message["tool_calls"] = [_tool_call(one, f"call-{response_id}")]
-        choices.append({"index": index, "message": message, "finish_reason": _finish_reason(one), "logprobs": _logprobs(one)})
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "finish_reason": _finish_reason(one),
+                "logprobs": _logprobs(one),
+            }
+        )
         if with_ids:
             choices[-1]["token_ids"] = one.generation
     body = {"id": response_id, "object": "chat.completion", "created": 1, "model": MODEL, "choices": choices}
@@ -97,7 +109,10 @@ def _chunks(sampled: Sample, response_id: str, *, with_ids: bool) -> Iterator[di
             "logprobs": _logprobs(sampled, tokens),
             "finish_reason": _finish_reason(sampled) if last else None,
         }
-        yield {**head, "choices": [{**choice, "token_ids": sampled.generation[tokens]} if with_ids else choice]}
+        yield {
+            **head,
+            "choices": [{**choice, "token_ids": sampled.generation[tokens]} if with_ids else choice],
+        }
 
 
 def _tool_call(sampled: Sample, call_id: str) -> dict[str, Any]:
@@ -111,7 +126,12 @@ def _finish_reason(sampled: Sample) -> str:
 
 def _logprobs(sampled: Sample, tokens: slice = slice(None)) -> dict[str, Any]:
     pairs = zip(sampled.generation[tokens], sampled.log_probs[tokens], strict=True)
-    return {"content": [{"token": str(token), "logprob": value, "bytes": None, "top_logprobs": []} for token, value in pairs]}
+    return {
+        "content": [
+            {"token": str(token), "logprob": value, "bytes": None, "top_logprobs": []}
+            for token, value in pairs
+        ]
+    }
 
 
 async def _body(receive: Receive) -> bytes:
@@ -123,7 +143,9 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(pieces)
 
 
-async def _respond(send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def _respond(
+    send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
     encoded = json.dumps(body).encode()
     base = [(b"content-type", b"application/json"), (b"content-length", str(len(encoded)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*base, *(headers or [])]})

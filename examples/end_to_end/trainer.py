@@ -54,7 +54,9 @@ async def groups(transport: Transport, count: int) -> AsyncIterator[list[Result]
 
 def step(group: list[Result]) -> dict[str, float]:
     """Advantages against the group's mean reward, over the tokens that may be trained on."""
-    rewards = np.array([float(result.reward) if isinstance(result.reward, int | float) else 0.0 for result in group])
+    rewards = np.array(
+        [float(result.reward) if isinstance(result.reward, int | float) else 0.0 for result in group]
+    )
     advantages = rewards - rewards.mean()
     loss, tokens = 0.0, 0
     for result, advantage in zip(group, advantages, strict=True):
@@ -63,4 +65,8 @@ def step(group: list[Result]) -> dict[str, float]:
         main = arrays_of(next(trace for trace in result.traces if trace.role == "main"))
         loss -= float(advantage * main.log_probs[main.loss_mask].sum())
         tokens += int(main.loss_mask.sum())
-    return {"loss": loss / max(tokens, 1), "tokens": tokens, "masked": sum(result.mask_sample for result in group)}
+    return {
+        "loss": loss / max(tokens, 1),
+        "tokens": tokens,
+        "masked": sum(result.mask_sample for result in group),
+    }
