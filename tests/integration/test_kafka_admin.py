@@ -61,12 +61,9 @@ async def test_what_differs_is_named_with_its_reason_and_mended_alone(
         found = wrong(await made.admin().check(specs(made)))
         mend = "freezepoint topics apply"
         assert [message.removesuffix(f": {mend}") for message in found] == [
-            "tokens: cleanup.policy is compact, needs delete "
-            + "(all records of a rollout share a key, and compaction would destroy them)",
-            "tokens: message.timestamp.type is CreateTime, needs LogAppendTime "
-            + "(idle time is counted by the broker's clock)",
-            "ledger: retention.bytes is 1000000, needs -1 "
-            + "(size must not shorten it: it must outlive the tokens it speaks of)",
+            "tokens: cleanup.policy is compact, needs delete (compaction would destroy rollouts: all their records share a key)",
+            "tokens: message.timestamp.type is CreateTime, needs LogAppendTime (idle time is counted by the broker's clock)",
+            "ledger: retention.bytes is 1000000, needs -1 (size must not shorten it below the tokens' own)",
         ]
         assert all(message.endswith(mend) for message in found)
         applied = await made.admin().apply(specs(made))

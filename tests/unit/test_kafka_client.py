@@ -115,7 +115,8 @@ async def test_the_consumer_never_commits_resets_or_reads_uncommitted_by_itself(
         assert consumer._isolation_level == "read_committed"
         assert consumer._check_crcs is True
         assert [assignor.name for assignor in consumer._partition_assignment_strategy] == ["range"]
-        assert consumer._rebalance_timeout_ms == 45_000
+        assert consumer._session_timeout_ms == 45_000
+        assert consumer._rebalance_timeout_ms < consumer._request_timeout_ms
         assert consumer._max_partition_fetch_bytes == 12_345
     finally:
         await clients.close(consumer)

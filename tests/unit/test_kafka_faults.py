@@ -25,7 +25,7 @@ from freezepoint.transport.kafka.faults import translate, translate_publish
         (kafka.TopicAuthorizationFailedError(), ConfigurationError, "on the topics"),
         (kafka.GroupAuthorizationFailedError("g"), ConfigurationError, "READ on the consumer group"),
         (kafka.TransactionalIdAuthorizationFailed("x"), ConfigurationError, "kafka.transactional_id_prefix"),
-        (kafka.ClusterAuthorizationFailedError(), ConfigurationError, "on the cluster"),
+        (kafka.ClusterAuthorizationFailedError(), ConfigurationError, "IDEMPOTENT_WRITE on the cluster"),
         (kafka.SaslAuthenticationFailed(None), ConfigurationError, "kafka.sasl_password"),
         (kafka.InvalidTransactionTimeout(), ConfigurationError, "transaction.max.timeout.ms"),
         (kafka.UnknownTopicOrPartitionError(), MissingTopicError, "freezepoint topics apply"),

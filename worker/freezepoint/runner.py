@@ -13,7 +13,9 @@ import structlog
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.partition import PartitionCore
 from freezepoint.core.records import InputRecord
-from freezepoint.errors import BrokerError
+from freezepoint.errors import BrokerError, BrokerUnavailableError, StalledError
+from freezepoint.guard import DeadLetterGuard
+from freezepoint.memory import MemoryBudget
 from freezepoint.outbox import Built, Outbox
 from freezepoint.settings import WorkerSettings
 from freezepoint.transport.ports import Lease
@@ -50,7 +52,9 @@ class PartitionRunner:
         lease: Lease,
         core: PartitionCore,
         settings: WorkerSettings,
+        *,
         executor: Executor,
+        memory: MemoryBudget,
         counts: Counter[str],
     ) -> None:
         self.lease = lease
@@ -59,7 +63,10 @@ class PartitionRunner:
         self._settings = settings
         self._counts = counts
         self._wake = asyncio.Event()
-        self._outbox = Outbox(settings, executor, self._wake.set)
+        self._memory = memory
+        memory.register(core)
+        self._garbage = DeadLetterGuard(settings.dead_letter_ratio_max, settings.dead_letter_window)
+        self._outbox = Outbox(settings, executor, memory.spool, self._wake.set)
         self._renewal: int | None = None
         self._stopping = False
         self._paused = False
@@ -67,6 +74,7 @@ class PartitionRunner:
         self._publishing = False
         self._feeding = False
         self._ticked_at: float | None = None
+        self._fed_at = _now()
         self._tick_s = min(TICK_S_MAX, settings.rollout_timeout_s / TICKS_PER_TIMEOUT)
         self._recorded_clock = core.clock.now
         self._recorded_offset = core.next_offset
@@ -93,10 +101,15 @@ class PartitionRunner:
                 continue
             for effect in self.core.feed(record):
                 self._outbox.add(effect)
+                if isinstance(effect, DeadLetter):
+                    self._garbage.letter(effect.reason)
+            self._memory.relieve(self.core)
+            self._garbage.record(f"{self.core.config.topic_name}[{self.lease.partition}]")
             if _now() - began > YIELD_AFTER_S:
                 await asyncio.sleep(0)
                 began = _now()
         self._feeding = False
+        self._fed_at = _now()
         if self.core.dirty:
             self._wake.set()
         self._regulate()
@@ -119,12 +132,15 @@ class PartitionRunner:
         if not done:
             self._abandon()
             await asyncio.wait({self.task})
+        self._abandon()
         await self.lease.close()
         if self.task.exception() is not None:
             await self.task
 
     def _abandon(self) -> None:
-        self._abandoned = True
+        if not self._abandoned:
+            self._abandoned = True
+            self._memory.unregister(self.core)
         self._outbox.abandon()
         self._wake.set()
 
@@ -173,11 +189,30 @@ class PartitionRunner:
             return
         elapsed_s = 0.0 if self._ticked_at is None else min(now - self._ticked_at, 2 * self._tick_s)
         self._ticked_at = now
-        if not self.core.open or self._feeding or not await self.lease.caught_up() or self._feeding:
+        self._regulate()  # the spool may have been relieved by another partition
+        if self._feeding or not await self._is_caught_up() or not self.core.open:
             return
         for effect in self.core.time_out(elapsed_s):
             log.warning("rollout_timed_out", partition=self.lease.partition, rollout_id=_rollout_of(effect))
             self._outbox.add(effect)
+
+    async def _is_caught_up(self) -> bool:
+        """Whether there is nothing more to read.
+
+        :raises StalledError: there is, and it has not come for far too long.
+        """
+        try:
+            caught_up = await self.lease.caught_up()
+        except BrokerUnavailableError:
+            caught_up = False  # it may come back; whether it does in time shows below
+        if caught_up or self._paused or self._feeding:
+            self._fed_at = _now()
+        elif _now() - self._fed_at > self._settings.stall_timeout_s:
+            raise StalledError(
+                f"partition {self.lease.partition} has records behind offset {self.core.next_offset} that the client does "
+                f"not deliver for {self._settings.stall_timeout_s:g} s"
+            )
+        return caught_up and not self._feeding
 
     def _progress_due(self) -> bool:
         if self.core.clock.now - self._recorded_clock > self._settings.rollout_timeout_s / TICKS_PER_TIMEOUT:
@@ -248,12 +283,13 @@ class PartitionRunner:
             )
 
     def _regulate(self) -> None:
-        """Pause intake while too much waits to be published; resume at half of it, so as not to flutter."""
-        if not self._paused and self._outbox.size_bytes > self._settings.pending_bytes_max:
+        """Pause intake while too much waits to be published or the spool is full; resume well below, not to flutter."""
+        pending, limit = self._outbox.size_bytes, self._settings.pending_bytes_max
+        if not self._paused and (pending > limit or self._memory.full):
             self._paused = True
             self.lease.pause()
-            log.info("intake_paused", partition=self.lease.partition, pending_bytes=self._outbox.size_bytes)
-        elif self._paused and self._outbox.size_bytes <= self._settings.pending_bytes_max // 2:
+            log.info("intake_paused", partition=self.lease.partition, pending_bytes=pending)
+        elif self._paused and pending <= limit // 2 and not self._memory.full:
             self._paused = False
             self.lease.resume()
             log.info("intake_resumed", partition=self.lease.partition)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from freezepoint.core.effects import DeadLetter, Effect, Freeze, dead_letter
-from freezepoint.core.frozen import Closing, TimedOut
+from freezepoint.core.frozen import Closing, SpillRef, TimedOut
 from freezepoint.core.idle import IdleClock
 from freezepoint.core.ledger import LedgerBook
 from freezepoint.core.records import InputRecord, OutputRecord
@@ -63,8 +63,13 @@ class PartitionCore:
     """Open lives by rollout id, the longest idle first."""
     clock: IdleClock = field(init=False)
     counters: Counter[str] = field(default_factory=Counter)
+    memory_bytes: int = 0
+    """What the open lives hold in memory, about."""
     _watermark: Watermark = field(default_factory=Watermark)
     _dead_letters: deque[int] = field(default_factory=deque)
+    _resident: dict[str, int] = field(default_factory=dict)
+    """Memory accounted for by open life, the coldest first; lives that hold none are not in it."""
+    _released: list[SpillRef] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = IdleClock(self.config.rollout_timeout_s)
@@ -88,7 +93,32 @@ class PartitionCore:
         if rollout_id in self.open:
             life = self.open[rollout_id] = self.open.pop(rollout_id)
             life.active_at = self.clock.placed(record.offset)
+            self.account(life)
         return effects
+
+    def account(self, life: RolloutLog) -> None:
+        """Bring the figures up to date with an open life that changed."""
+        self.memory_bytes += life.memory_bytes - self._resident.pop(life.rollout_id, 0)
+        if life.memory_bytes:
+            self._resident[life.rollout_id] = life.memory_bytes
+        if life.garbage:
+            self._released += life.garbage
+            life.garbage = []
+
+    def coldest(self) -> RolloutLog | None:
+        """The open life with entries in memory that was written to the longest ago."""
+        rollout_id = next(iter(self._resident), None)
+        return None if rollout_id is None else self.open[rollout_id]
+
+    def release_spilled(self) -> list[SpillRef]:
+        """What was spilled of lives that are no more; asked for once."""
+        released, self._released = self._released, []
+        return released
+
+    def _close(self, rollout_id: str) -> RolloutLog | None:
+        """The life is open no longer."""
+        self.memory_bytes -= self._resident.pop(rollout_id, 0)
+        return self.open.pop(rollout_id, None)
 
     def time_out(self, caught_up_s: float) -> list[Effect]:
         """The partition was caught up for so many seconds: freeze the lives that have been idle for too long.
@@ -222,13 +252,14 @@ class PartitionCore:
 
     def _freeze(self, rollout_id: str, closing: Closing, offset: int) -> Freeze:
         life = self._life(rollout_id, offset)
-        del self.open[rollout_id]
+        self._close(rollout_id)
         self.book.froze(rollout_id, offset)
         return Freeze(life.freeze(closing, self.config.partition, offset))
 
     def _forget(self, event: RolloutClear, offset: int) -> None:
-        life = self.open.pop(event.rollout_id, None)
+        life = self._close(event.rollout_id)
         if life is not None:
+            self._released += life.take_spilled()
             self._watermark.release(life.first_offset)
             self.counters["cleared"] += 1
         if self.book.cleared(event.rollout_id, offset):

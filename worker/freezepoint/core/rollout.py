@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from freezepoint.core.frozen import Closing, FrozenLog
+import numpy as np
+import orjson
+
+from freezepoint.core.digests import canonical_routes
+from freezepoint.core.frozen import Closing, FrozenLog, SpillRef
 from freezepoint.core.snapshot import body_digest, prompt_form
 from freezepoint_schemas.events import (
     CallCancelled,
@@ -106,9 +110,22 @@ class LogLimits:
     entries_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is remembered of a recorded call, wherever its entry is."""
+
+    body: bytes
+    form: bytes
+    by_reference: bool
+
+
 @dataclass(slots=True)
 class RolloutLog:
-    """One open life of a rollout id. ``size_bytes`` counts the wire bytes of what is kept."""
+    """One open life of a rollout id.
+
+    ``size_bytes`` counts the wire bytes of what was kept, ``memory_bytes`` about what its entries hold in memory.
+    ``spilled``: where entries were put away, in order; ``garbage``: what of that nobody needs any more.
+    """
 
     rollout_id: str
     first_offset: int
@@ -118,11 +135,15 @@ class RolloutLog:
     active_at: float = 0.0
     """When the last record came, on the partition's clock."""
     size_bytes: int = 0
+    memory_bytes: int = 0
+    spilled: list[SpillRef] = field(default_factory=list)
+    garbage: list[SpillRef] = field(default_factory=list)
     oversized: bool = False
     frozen: bool = False
     _entries: dict[str, TokenEntry] = field(default_factory=dict)
-    _digests: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
-    _alternatives: dict[tuple[str, bytes], TokenEntry] = field(default_factory=dict)
+    _known: dict[str, _Known] = field(default_factory=dict)
+    _alternatives: dict[tuple[str, bytes], TokenEntry | None] = field(default_factory=dict)
+    """None where the entry is spilled."""
     _intents: set[str] = field(default_factory=set)
     _cancelled: set[str] = field(default_factory=set)
     _marks: set[tuple[str, str]] = field(default_factory=set)
@@ -164,13 +185,34 @@ class RolloutLog:
             freeze_offset=offset,
             closing=closing,
             entries=tuple(self._entries.values()),
-            alternatives=tuple(self._alternatives.values()),
+            alternatives=tuple(entry for entry in self._alternatives.values() if entry is not None),
             intents=frozenset(() if self.oversized else self._intents),
             cancelled=frozenset(() if self.oversized else self._cancelled),
             marks=frozenset(self._marks),
             faults=self._final_faults(),
             dispatch=self.dispatch,
+            spilled=tuple(self.spilled),
         )
+
+    def spill(self) -> list[TokenEntry]:
+        """Hand out the entries in memory, to be put away, and keep what is needed to know them again.
+
+        :raises FrozenLogError: the log is frozen; nothing changed.
+        """
+        self._require_open()
+        entries = [
+            *self._entries.values(),
+            *(entry for entry in self._alternatives.values() if entry is not None),
+        ]
+        self._entries.clear()
+        self._alternatives = dict.fromkeys(self._alternatives)
+        self.memory_bytes = 0
+        return entries
+
+    def take_spilled(self) -> list[SpillRef]:
+        """Everything of this log that is in the spool, which nobody will ask for any more."""
+        refs, self.spilled, self.garbage = [*self.spilled, *self.garbage], [], []
+        return refs
 
     def _final_faults(self) -> frozenset[Reason]:
         """Once the payload is dropped, what could still be compared depends on arrival: such faults stay out."""
@@ -182,38 +224,72 @@ class RolloutLog:
         if self.oversized:
             return Written.RECORDED
         call_id, body, form = entry.model_call_id, body_digest(entry), prompt_form(entry)
-        known = self._digests.get(call_id)
+        known = self._known.get(call_id)
         if known is None:
-            self._digests[call_id] = (body, form)
-            self._entries[call_id] = entry
-            self._grow(size_bytes)
+            self._known[call_id] = _Known(body, form, entry.prompt_prefix is not None)
+            self._entries[call_id] = _compact(entry)
+            self._grow(entry, size_bytes)
             return Written.RECORDED
-        if known == (body, form) or (known[0] == body and (call_id, form) in self._alternatives):
+        if known.body == body and (known.form == form or (call_id, form) in self._alternatives):
             return Written.DUPLICATE
-        if known[0] != body or not (entry.prompt_prefix or self._entries[call_id].prompt_prefix):
+        if known.body != body or not (entry.prompt_prefix or known.by_reference):
             self._faults.add(Reason.CONFLICTING_ENTRY)
             return Written.CONFLICT
-        self._alternatives[call_id, form] = entry
-        self._grow(size_bytes)
+        self._alternatives[call_id, form] = _compact(entry)
+        self._grow(entry, size_bytes)
         return Written.DEFERRED
 
-    def _grow(self, size_bytes: int) -> None:
+    def _grow(self, entry: TokenEntry, size_bytes: int) -> None:
         self.size_bytes += size_bytes
-        too_many = len(self._entries) + len(self._alternatives) > self.limits.entries_max
+        self.memory_bytes += memory_of(entry)
+        too_many = len(self._known) + len(self._alternatives) > self.limits.entries_max
         if too_many or self.size_bytes > self.limits.bytes_max:
             self.fault(Reason.ROLLOUT_TOO_LARGE)
 
     def _drop_payload(self) -> None:
         self.oversized = True
-        self.size_bytes = 0
+        self.size_bytes = self.memory_bytes = 0
+        self.garbage += self.spilled
+        self.spilled = []
         self._entries.clear()
-        self._digests.clear()
+        self._known.clear()
         self._alternatives.clear()
         self.parts = PartAssembler(self.parts.value_bytes_max)
 
     def _require_open(self) -> None:
         if self.frozen:
             raise FrozenLogError(f"the log of rollout {self.rollout_id} is frozen")
+
+
+_ENTRY_OVERHEAD_BYTES = 3 * 1024
+_OBJECT_FACTOR = 2
+
+
+def memory_of(entry: TokenEntry) -> int:
+    """About how many bytes an entry holds in memory: its arrays, and its output items as Python objects."""
+    routes = entry.routed_experts
+    routes_bytes = (
+        routes.nbytes if isinstance(routes, np.ndarray) else 0 if routes is None else _json_bytes(routes)
+    )
+    return (
+        entry.prompt_token_ids.nbytes
+        + entry.generation_token_ids.nbytes
+        + entry.generation_log_probs.nbytes
+        + routes_bytes
+        + _OBJECT_FACTOR * _json_bytes(entry.output_items)
+        + _ENTRY_OVERHEAD_BYTES
+    )
+
+
+def _json_bytes(value: Any) -> int:
+    return len(orjson.dumps(value))
+
+
+def _compact(entry: TokenEntry) -> TokenEntry:
+    """Nested lists of routed experts are an array, where they are one: a tenth of the memory, the same values."""
+    if not isinstance(entry.routed_experts, list):
+        return entry
+    return entry.model_copy(update={"routed_experts": canonical_routes(entry.routed_experts)})
 
 
 class FrozenLogError(Exception):

@@ -30,14 +30,14 @@ class KafkaTransport:
     async def producer(self) -> KafkaProducer:
         producer = KafkaProducer(self._cluster)
         await producer.open()
-        self._made.append(producer)
+        self._keep(producer)
         return producer
 
     async def join(self, group: str) -> KafkaMember:
         """:raises MissingTopicError: there is no tokens topic."""
         member = KafkaMember(self._cluster, group)
         await member.open()
-        self._made.append(member)
+        self._keep(member)
         return member
 
     async def reader(
@@ -48,9 +48,12 @@ class KafkaTransport:
         reader = KafkaReader(
             self._cluster, self.names[topic], range(count) if partitions is None else partitions
         )
-        self._made.append(reader)
+        self._keep(reader)
         await reader.open(start or {})
         return reader
+
+    def _keep(self, made: KafkaProducer | KafkaMember | KafkaReader) -> None:
+        self._made = [*(other for other in self._made if not other.closed), made]
 
     def admin(self) -> KafkaTopicAdmin:
         return KafkaTopicAdmin(self._cluster)

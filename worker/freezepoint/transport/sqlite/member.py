@@ -11,13 +11,14 @@ from freezepoint.core.records import InputRecord
 from freezepoint.errors import BrokerError, OwnershipLostError
 from freezepoint.settings import SqliteSettings
 from freezepoint.transport.ports import Poll
-from freezepoint.transport.sqlite import group, log, ownership
+from freezepoint.transport.sqlite import group, log, ownership, retention
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection, snapshot
 from freezepoint.transport.sqlite.group import Standing, Watch
 from freezepoint.transport.sqlite.lease import LeaseContext, SqliteLease
 from freezepoint.transport.sqlite.ownership import Claim
 from freezepoint.transport.sqlite.reading import Rotation, data_version
 from freezepoint.transport.sqlite.waiting import Pace
+from freezepoint.transport.sqlite.writing import now_ms
 from freezepoint_schemas.topics import Topic, TopicNames
 
 
@@ -55,7 +56,7 @@ class SqliteMember:
         self._pace = Pace(settings)
         self._rotation = Rotation()
         self._exhausted_at: int | None = None
-        self._left = False
+        self.left = False
 
     async def poll(self, timeout_s: float, records_max: int) -> Poll:
         self._check_member()
@@ -70,19 +71,24 @@ class SqliteMember:
             await self._pace.wait(min(deadline, self._next_beat) - now)
 
     def _check_member(self) -> None:
-        if self._left:
+        if self.left:
             raise BrokerError("the member has left its group; join again")
 
     async def _beat_when_due(self, now: float) -> None:
         if now < self._next_beat:
             return
         self._next_beat = now + self._settings.heartbeat_interval_ms / 1000
-        beats = await self._links.writer.run(lambda connection: group.beat(connection, self._group, self._id))
+        beats = await self._links.writer.run(self._beat)
         silent = self._watch.silent(
             {member: seen for member, seen in beats.items() if member != self._id}, now
         )
         if silent:
             await self._links.writer.run(lambda connection: group.remove(connection, self._group, silent))
+
+    def _beat(self, connection: sqlite3.Connection) -> dict[str, int]:
+        """Each member also clears away what is past its retention in its own partitions."""
+        retention.expire(connection, self._names, self._standing.assigned, now_ms())
+        return group.beat(connection, self._group, self._id)
 
     async def _look(self, records_max: int) -> Poll | None:
         """A new assignment, else records, else None."""
@@ -140,7 +146,7 @@ class SqliteMember:
         ledger = await self._links.ledger_reads.run(
             lambda connection: self._read_ledger(connection, partition)
         )
-        if self._left or self._standing.generation != claim.generation:
+        if self.left or self._standing.generation != claim.generation:
             raise OwnershipLostError(f"partition {partition} was assigned anew while its ledger was read")
         context = LeaseContext(
             self._links.writer, self._links.reads, self._names, self._settings, self._changed
@@ -157,9 +163,9 @@ class SqliteMember:
         self._pace.wake()
 
     async def leave(self) -> None:
-        if self._left:
+        if self.left:
             return
-        self._left = True
+        self.left = True
         for lease in self._leases.values():
             await lease.close()
         try:
