@@ -61,7 +61,8 @@ async def run_rollout(url: str, rollout_id: str, plan: Plan) -> float:
 async def _ask(client: AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:
     completion = await client.chat.completions.create(messages=messages, extra_body=WITH_IDS, **OPTIONS)
     message = completion.choices[0].message
-    return message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+    answer: dict[str, Any] = message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+    return answer
 
 
 async def _ask_streaming(client: AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:

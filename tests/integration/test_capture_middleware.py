@@ -167,8 +167,8 @@ async def chat(request: Request) -> JSONResponse:
 
 
 async def respond(request: Request) -> StreamingResponse | JSONResponse:
-    item = {**TEXT_ITEM, "id": "msg", "status": "completed", **INLINE}
-    whole = responses({**item, "content": [{**TEXT_ITEM["content"][0], "annotations": []}]})  # type: ignore[index,dict-item]
+    content = [{"type": "output_text", "text": "hi", "annotations": []}]
+    whole = responses({**TEXT_ITEM, "content": content, "id": "msg", "status": "completed", **INLINE})
     if not (await request.json()).get("stream"):
         return JSONResponse(whole)
 

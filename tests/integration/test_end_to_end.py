@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def assert_sampled(result: Result, model: ModelServer) -> int:
 @pytest.mark.timeout(180)
 async def test_the_arrays_are_what_the_server_sampled(cluster: Cluster, tmp_path: Path) -> None:
     transport = await cluster.with_topics()
-    options = {"broker": cluster.url, "topic_prefix": cluster.names.prefix, "run": "demo"}
+    options: dict[str, Any] = {"broker": cluster.url, "topic_prefix": cluster.names.prefix, "run": "demo"}
     model = ModelServer(refusals=2)
     with worker(cluster.environment(), tmp_path / "worker.log"):
         app = CaptureMiddleware(model, sink=TokenSink(**options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from hypothesis import given, settings
@@ -42,10 +43,8 @@ def written(calls: list[TokenEntry], batches: list[int], failures: set[int], **o
             async def put(number: int) -> None:
                 if number in failures:
                     broker.down = True
-                    try:
+                    with contextlib.suppress(BrokerUnavailableError):
                         await sink.put(calls[number])
-                    except BrokerUnavailableError:
-                        pass
                     broker.down = False
                 await sink.put(calls[number])
 

@@ -72,7 +72,7 @@ GIVEN: dict[str, Any] = {
     "given",
     [
         GIVEN,
-        GymEntry(**GIVEN, continuation_fingerprint="x"),
+        GymEntry(**{**GIVEN, "continuation_fingerprint": "x"}),
         SimpleNamespace(**GIVEN, schema_version=1, unknown=object()),
         codec.event_from_object("0-0", {"event": "token_entry", **GIVEN}),
         {
@@ -81,7 +81,7 @@ GIVEN: dict[str, Any] = {
             "generation_token_ids": (4, 5),
             "routed_experts": None,
         },
-        GymEntry(**{**GIVEN, "schema_version": 3}, cum_len=5, digest="x", parent_resolution="root"),
+        GymEntry(**{**GIVEN, "schema_version": 3, "cum_len": 5, "digest": "x", "parent_resolution": "root"}),
     ],
     ids=["dict", "gym", "object", "entry", "arrays", "gym-3"],
 )
