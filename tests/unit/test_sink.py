@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -354,3 +358,42 @@ async def _until(predicate: Any) -> None:
         return bool(predicate())
 
     await poll_until_async(check, 5, "it happens")
+
+
+@runtime_checkable
+class GymTokenSink(Protocol):
+    """What NeMo Gym asks of the class that its configuration names, and what it uses where it is there."""
+
+    async def put(self, entry: Any) -> None: ...
+
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None: ...
+
+    async def begin_call(self, rollout_id: str, model_call_id: str) -> None: ...
+
+    async def cancel_call(self, rollout_id: str, model_call_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_it_can_be_named_in_gyms_configuration(tmp_path: Path) -> None:
+    module, _, name = "freezepoint.sink:TokenSink".partition(":")
+    sink_kwargs = {
+        "broker": f"sqlite:///{tmp_path / 'gym.db'}",
+        "run": "run1",
+        "deadline_s": 5,
+        "by_reference": True,
+    }
+    sink = getattr(import_module(module), name)(**sink_kwargs)
+    assert isinstance(sink, GymTokenSink)
+    await sink.begin_call("0-0", "c1")
+    await sink.put(GymEntry(**GIVEN))
+    await sink.mark_incomplete("0-0", "c2")
+    await sink.close()
+
+
+def test_a_model_server_needs_no_web_framework() -> None:
+    program = (
+        "import sys, freezepoint.sink, freezepoint.capture;"
+        "print({'starlette', 'uvicorn', 'openai', 'typer', 'aiokafka'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "set()"

@@ -14,7 +14,13 @@ import orjson
 from pydantic import ValidationError
 
 from freezepoint.core.records import OutputRecord
-from freezepoint.errors import ConfigurationError, FreezepointError, InputError
+from freezepoint.errors import (
+    BrokerError,
+    ConfigurationError,
+    FreezepointError,
+    InputError,
+    MissingTopicError,
+)
 from freezepoint.settings import Settings
 from freezepoint.sink.channel import Channel
 from freezepoint.sink.given import entry_of, event_of, named, rollout_of
@@ -119,7 +125,7 @@ class TokenSink:
         mark = self._event("capture_incomplete", rollout_id, fields)
         try:
             await self._publish(mark)
-        except FreezepointError:
+        except (BrokerError, MissingTopicError):
             self._owe(_record(mark))
             raise
 
