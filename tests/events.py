@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
-from freezepoint.core.ledger import Decided
+from freezepoint.core.ledger import Decided, Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import LogLimits
@@ -135,7 +135,7 @@ class Bench:
     def commit(self, count: int | None = None) -> None:
         """Publish the first ``count`` waiting effects (default: all) in one transaction."""
         batch, self.waiting = self.waiting[:count], self.waiting[count:] if count is not None else []
-        published: list[tuple[Freeze, Result] | DeadLetter] = []
+        published: list[tuple[Freeze, Verdict] | DeadLetter] = []
         for effect in batch:
             if isinstance(effect, DeadLetter):
                 published.append(effect)
@@ -143,7 +143,7 @@ class Bench:
             else:
                 built = build(effect.log, WorkerSettings())
                 assert built.record.value is not None
-                published.append((effect, built.result))
+                published.append((effect, built.verdict))
                 self.results.append(codec.decode_result(built.record.value))
         for output in self.core.take(published):
             self._write(output)

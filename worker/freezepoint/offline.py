@@ -14,6 +14,7 @@ from pathlib import Path
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.ledger import Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits
@@ -103,7 +104,7 @@ class OfflineBuilder:
                     on_bad(error)
                 else:
                     yield from self._feed(rollout_id, line.raw, line.where)
-        for rollout_id in list(self._core.open):
+        for rollout_id in sorted(self._core.open, key=lambda name: self._core.open[name].first_offset):
             end = codec.encode_event(RolloutComplete(rollout_id=rollout_id))
             yield from self._feed(rollout_id, end, "end of input")
 
@@ -112,7 +113,7 @@ class OfflineBuilder:
         for effect in self._core.feed(record):
             if isinstance(effect, Freeze):
                 result = self._build(effect.log)
-                self._core.take([(effect, result)])
+                self._core.take([(effect, Verdict.of(result))])
                 yield result
             else:
                 self._core.take([effect])

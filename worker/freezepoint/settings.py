@@ -74,7 +74,7 @@ class WorkerSettings(_Section):
     transaction_bytes_max: Annotated[int, Field(ge=1024)] = 32 * 1024 * 1024
     publish_timeout_ms: Annotated[int, Field(ge=1_000)] = 30_000
     progress_interval_ms: Annotated[int, Field(ge=10)] = 5_000
-    pending_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
+    pending_bytes_max: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     record_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     rollout_bytes_max: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
     rollout_entries_max: Annotated[int, Field(ge=1)] = 100_000

@@ -49,6 +49,19 @@ class Decided:
 _UNKNOWN = Decided()
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the ledger says of a result."""
+
+    snapshot_id: str
+    masked: bool
+    reasons: tuple[Reason, ...]
+
+    @classmethod
+    def of(cls, result: Result) -> Verdict:
+        return cls(result.snapshot.id, result.mask_sample, tuple(result.reasons))
+
+
 @dataclass(slots=True)
 class LedgerBook:
     """Decisions by rollout id: the committed ones, and on top of them freezes and clears that are not committed yet.
@@ -101,7 +114,7 @@ class LedgerBook:
         self._clears[rollout_id].append(offset)
         return True
 
-    def decide(self, log: FrozenLog, result: Result) -> None:
+    def decide(self, log: FrozenLog, verdict: Verdict) -> None:
         """A result goes out with the transaction being made, and its ledger record with it."""
         waiting = self._freezes[log.rollout_id]
         first = waiting.popleft()
@@ -114,9 +127,9 @@ class LedgerBook:
             before,
             freeze_offset=log.freeze_offset,
             first_offset=-1,
-            snapshot_id=result.snapshot.id,
-            masked=result.mask_sample,
-            reasons=tuple(result.reasons),
+            snapshot_id=verdict.snapshot_id,
+            masked=verdict.masked,
+            reasons=verdict.reasons,
         )
         self._decided_now.add(log.rollout_id)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from freezepoint.core.effects import DeadLetter, Effect, Freeze, dead_letter
 from freezepoint.core.frozen import Closing, SpillRef, TimedOut
 from freezepoint.core.idle import IdleClock
-from freezepoint.core.ledger import LedgerBook
+from freezepoint.core.ledger import LedgerBook, Verdict
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import TRANSITIONS, Action, Input, LogLimits, RolloutLog, State, Written
 from freezepoint.core.watermark import Watermark
@@ -29,7 +29,6 @@ from freezepoint_schemas.headers import PART, header, without
 from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
 from freezepoint_schemas.parts import PartAssembler, PartError, PartHeader, PartsTooLarge
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
-from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, partition_for, rollout_id_of_key
 
 
@@ -139,7 +138,7 @@ class PartitionCore:
         """Where a replay has to start once everything that was taken is committed."""
         return self._watermark.lowest(self.next_offset)
 
-    def take(self, published: Iterable[tuple[Freeze, Result] | DeadLetter]) -> list[OutputRecord]:
+    def take(self, published: Iterable[tuple[Freeze, Verdict] | DeadLetter]) -> list[OutputRecord]:
         """The ledger records that belong into one transaction with these published effects.
 
         The fold counts them as committed from now on: should the transaction fail, the fold is worthless and must
@@ -151,9 +150,9 @@ class PartitionCore:
                     raise ValueError(f"dead letters out of order at offset {item.offset}")
                 self._watermark.release(item.offset)
             else:
-                freeze, result = item
+                freeze, verdict = item
                 self._watermark.release(freeze.log.first_offset)
-                self.book.decide(freeze.log, result)
+                self.book.decide(freeze.log, verdict)
         records = [
             OutputRecord(Topic.LEDGER, rollout_id.encode("ascii"), value, partition=self.config.partition)
             for rollout_id, value in self.book.changed(self._release_clear)
