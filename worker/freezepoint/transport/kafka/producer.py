@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from aiokafka.errors import ProducerClosed
+
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import BrokerUnavailableError
 from freezepoint.transport.kafka.cluster import Cluster
@@ -42,10 +44,17 @@ class KafkaProducer:
         producer = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._cluster.prepare(topics)
-                parts = split_all(records, self._cluster)
-                producer = await self._ready()
-                await send_all(producer, parts, self._cluster)
+                while True:
+                    await self._cluster.prepare(topics)
+                    parts = split_all(records, self._cluster)
+                    producer = await self._ready()
+                    try:
+                        await send_all(producer, parts, self._cluster)
+                        break
+                    except ProducerClosed:
+                        if self.closed or producer is self._producer:
+                            raise
+                        # Replaced after another send's failure, which says nothing about these records: send them anew.
         except TimeoutError as error:
             self._replace(producer)
             raise BrokerUnavailableError(f"not acknowledged within {timeout_s:g} s while {doing}") from error
