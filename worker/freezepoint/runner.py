@@ -12,7 +12,7 @@ import structlog
 
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.partition import PartitionCore
-from freezepoint.core.records import InputRecord
+from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.errors import BrokerError, BrokerUnavailableError, StalledError
 from freezepoint.guard import DeadLetterGuard
 from freezepoint.memory import MemoryBudget
@@ -249,6 +249,7 @@ class PartitionRunner:
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
         records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
+        records += self._carry()
         decided = self.core.take(
             item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
@@ -263,6 +264,19 @@ class PartitionRunner:
         if len(self._outbox):
             self._wake.set()
         self._regulate()
+
+    def _carry(self) -> list[OutputRecord]:
+        """Old open lives go into the ledger, so that a restart need not replay from their beginning."""
+        records: list[OutputRecord] = []
+        size = 0
+        for life in self.core.overdue(self._settings.replay_bytes_max):
+            carried = self.core.carry(life, self._memory.spool.read(life.spilled))
+            records += carried
+            size += sum(record.size for record in carried)
+            log.info("rollout_carried", partition=self.lease.partition, rollout_id=life.rollout_id)
+            if size > self._settings.transaction_bytes_max:
+                break
+        return records
 
     async def _renew(self) -> None:
         generation, self._renewal = self._renewal, None

@@ -85,6 +85,7 @@ class WorkerSettings(_Section):
     dead_letter_window: Annotated[int, Field(ge=1)] = 1_000
     topic_check_interval_s: Annotated[float, Field(gt=0)] = 60.0
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    replay_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
     trace_tokens_max: Annotated[int, Field(ge=1)] = 1 << 27
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 6 * 60 * 60.0
     inline_build_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024
