@@ -61,10 +61,15 @@ class DamagedCaptureError(InputError, ValueError):
     """A capture file does not hold what was acknowledged; the message says where."""
 
 
+class CaptureError(InputError, ValueError):
+    """A served response does not carry exactly one generation with its token ids and log probabilities."""
+
+
 __all__ = [
     "ArrayError",
     "BrokerError",
     "BrokerUnavailableError",
+    "CaptureError",
     "ConfigurationError",
     "ConflictingEntryError",
     "DamagedCaptureError",

@@ -75,7 +75,9 @@ class Trap:
     """Holds one worker's request of one kind, the ``number``-th from now: ``sprung`` is set when it is there, and setting
     ``release`` lets it go on to what ``verdict`` says."""
 
-    def __init__(self, client_id: str, api_key: int, number: int = 1, verdict: Verdict = Verdict.PASS) -> None:
+    def __init__(
+        self, client_id: str, api_key: int, number: int = 1, verdict: Verdict = Verdict.PASS
+    ) -> None:
         self._client_id = client_id
         self._api_key = api_key
         self._number = number

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+from aiokafka.errors import ProducerClosed
+
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import BrokerUnavailableError
 from freezepoint.transport.kafka.cluster import Cluster
@@ -44,11 +46,18 @@ class KafkaProducer:
         producer = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._cluster.prepare(topics)
-                split = [split_all([record], self._cluster) for record in records]
-                producer = await self._ready()
-                positions = await send_all(producer, chain(*split), self._cluster)
-                return [positions[end - 1] for end in accumulate(map(len, split))]
+                while True:
+                    await self._cluster.prepare(topics)
+                    split = [split_all([record], self._cluster) for record in records]
+                    producer = await self._ready()
+                    try:
+                        positions = await send_all(producer, chain(*split), self._cluster)
+                    except ProducerClosed:
+                        if self.closed or producer is self._producer:
+                            raise
+                        # Replaced after another send's failure, which says nothing about these records: send them anew.
+                    else:
+                        return [positions[end - 1] for end in accumulate(map(len, split))]
         except TimeoutError as error:
             self._replace(producer)
             raise BrokerUnavailableError(f"not acknowledged within {timeout_s:g} s while {doing}") from error
