@@ -176,8 +176,8 @@ def _plain(result: Result) -> dict[str, Any]:
 
 
 def _compare_content(life: str, expected: dict[str, Any], found: dict[str, Any], verdict: Verdict) -> None:
-    for name in expected:
-        if expected[name] != found[name]:
+    for name, value in expected.items():
+        if value != found[name]:
             want, got = (_short(body[name]) for body in (expected, found))
             verdict.note("content", f"{life}: {name} is {got}, not {want}")
             return
