@@ -103,6 +103,7 @@ class PartitionCore:
             life = self.open[rollout_id] = self.open.pop(rollout_id)
             life.active_at = self.clock.placed(record.offset)
             life.last_offset = record.offset
+            life.opened_ms = life.opened_ms or record.timestamp_ms
             self.account(life)
         return effects
 
@@ -129,6 +130,12 @@ class PartitionCore:
         """The life is open no longer."""
         self.memory_bytes -= self._resident.pop(rollout_id, 0)
         return self.open.pop(rollout_id, None)
+
+    @property
+    def replay_bytes(self) -> int:
+        """How many bytes a restart would read again."""
+        oldest = next(iter(self._held_since.values()), None)
+        return 0 if oldest is None else self.fed_bytes - oldest[1]
 
     def overdue(self, replay_bytes_max: int) -> list[RolloutLog]:
         """The lives to carry forward now, the oldest first: none while a replay stays within the limit, or within twice
@@ -309,6 +316,7 @@ class PartitionCore:
         self._close(rollout_id)
         self.book.froze(rollout_id, offset)
         held_offset, _ = self._held_since.pop(rollout_id)
+        self.counters["oversized"] += life.oversized
         return Freeze(life.freeze(closing, self.config.partition, offset), held_offset)
 
     def _forget(self, event: RolloutClear, offset: int) -> None:
