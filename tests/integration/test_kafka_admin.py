@@ -20,9 +20,13 @@ def specs(made: KafkaTransport, partitions: int = 2) -> list[TopicSpec]:
 
 
 def wrong(findings: list[TopicFinding]) -> list[str]:
-    """The messages of what is not as it should be, without the topics' prefix."""
+    """What is not as it should be: the topic's name without its prefix, and the message."""
     assert all("\n" not in finding.message for finding in findings)
-    return [finding.message.partition("rollout-")[2] for finding in findings if not finding.ok]
+    return [
+        f"{finding.topic.partition('rollout-')[2]}: {finding.message}"
+        for finding in findings
+        if not finding.ok
+    ]
 
 
 async def test_applying_creates_what_is_missing_and_then_changes_nothing(

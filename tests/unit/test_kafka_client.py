@@ -71,7 +71,7 @@ def test_not_checking_the_hostname_still_verifies_the_certificate(pem: Path) -> 
     )["ssl_context"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert not context.check_hostname
-    assert [dict(item[0] for item in ca["subject"])["commonName"] for ca in context.get_ca_certs()] == [
+    assert [dict(item[0] for item in ca["subject"])["commonName"] for ca in context.get_ca_certs()] == [  # type: ignore[misc]
         "freezepoint"
     ]
 

@@ -49,7 +49,7 @@ class TopicGuard:
             log.warning("topics_unchecked", error=str(error))
             return
         self._partitions = self._partitions or partitions
-        spoiling = [finding.message for finding in findings if finding.spoils]
+        spoiling = [f"{finding.topic}: {finding.message}" for finding in findings if finding.spoils]
         if spoiling:
             raise ConfigurationError("; ".join(spoiling))
         for finding in findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -21,17 +22,28 @@ RESUMED = 0.8
 
 @dataclass(slots=True)
 class MemoryBudget:
-    """Over all partitions of a process. ``full``: the spool's limit is reached; intake has to wait."""
+    """Over all partitions of a process.
+
+    ``full``: the spool's limit is reached, intake has to wait. ``pending_bytes``: what waits to be built or published.
+    """
 
     bytes_max: int
     spool_bytes_max: int
     spool: Spool
+    pending_bytes_max: int = 64 * 1024 * 1024
     full: bool = False
+    pending_bytes: int = 0
+    _blocked: list[Callable[[], None]] = field(default_factory=list)
     _cores: list[PartitionCore] = field(default_factory=list)
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
-        return cls(settings.memory_bytes_max, settings.spool_bytes_max, Spool(settings.spool_folder))
+        return cls(
+            settings.memory_bytes_max,
+            settings.spool_bytes_max,
+            Spool(settings.spool_folder),
+            settings.pending_bytes_max,
+        )
 
     @property
     def used_bytes(self) -> int:
@@ -58,6 +70,28 @@ class MemoryBudget:
         if self.used_bytes > self.bytes_max:
             self._spill(int(self.bytes_max * RELIEVED))
         self._watch_spool()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be frozen: what is to be published stays within its limit."""
+        return self.pending_bytes <= self.pending_bytes_max
+
+    def hold(self, size_bytes: int) -> None:
+        """So much more waits to be published."""
+        self.pending_bytes += size_bytes
+
+    def drop(self, size_bytes: int) -> None:
+        """So much less does."""
+        self.pending_bytes -= size_bytes
+        if self._blocked and self.has_room:
+            blocked, self._blocked = self._blocked, []
+            for wake in blocked:
+                wake()
+
+    def wake_when_room(self, wake: Callable[[], None]) -> None:
+        """Call this once, as soon as there is room."""
+        if wake not in self._blocked:
+            self._blocked.append(wake)
 
     def close(self) -> None:
         """Delete the spool."""

@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.ledger import Verdict
 from freezepoint.core.records import OutputRecord
 from freezepoint.core.rollout import memory_of
+from freezepoint.memory import MemoryBudget
 from freezepoint.settings import WorkerSettings
 from freezepoint.spool import Spool
 from freezepoint_schemas import codec
-from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A result and its record."""
+    """A result's record, and what the ledger will say of it."""
 
-    result: Result
+    verdict: Verdict
     record: OutputRecord
 
 
@@ -52,7 +53,7 @@ def build(log: FrozenLog, settings: WorkerSettings, spool: Spool | None = None) 
         trace_tokens_max=settings.trace_tokens_max,
     )
     key = log.rollout_id.encode("ascii")
-    return Built(result, OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
+    return Built(Verdict.of(result), OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
 
 
 def payload_bytes(log: FrozenLog) -> int:
@@ -66,14 +67,13 @@ class Outbox:
     something became publishable."""
 
     def __init__(
-        self, settings: WorkerSettings, executor: Executor, spool: Spool, on_ready: Callable[[], None]
+        self, settings: WorkerSettings, executor: Executor, memory: MemoryBudget, on_ready: Callable[[], None]
     ) -> None:
         self._settings = settings
         self._executor = executor
-        self._spool = spool
+        self._memory = memory
         self._on_ready = on_ready
         self._items: deque[_Item] = deque()
-        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -81,7 +81,7 @@ class Outbox:
     def add(self, effect: Effect) -> None:
         item = self._begin(effect)
         self._items.append(item)
-        self.size_bytes += item.size_bytes
+        self._memory.hold(item.size_bytes)
         if self._items[0].ready:
             self._on_ready()
 
@@ -90,8 +90,9 @@ class Outbox:
             return _Item(effect, effect.record.size)
         size = payload_bytes(effect.log)
         if size <= self._settings.inline_build_bytes_max:
-            return _Item(effect, size, build(effect.log, self._settings, self._spool))
-        job = self._executor.submit(build, effect.log, self._settings, self._spool)
+            built = build(effect.log, self._settings, self._memory.spool)
+            return _Item(effect, built.record.size, built)
+        job = self._executor.submit(build, effect.log, self._settings, self._memory.spool)
         future = asyncio.wrap_future(job)
         future.add_done_callback(lambda _: self._on_ready())
         return _Item(effect, size, future, job)
@@ -111,7 +112,7 @@ class Outbox:
             if taken and size > self._settings.transaction_bytes_max:
                 break
             self._items.popleft()
-            self.size_bytes -= item.size_bytes
+            self._memory.drop(item.size_bytes)
             taken.append(ready)
         return taken
 
@@ -128,6 +129,6 @@ class Outbox:
         """Forget everything: another owner replays it."""
         for item in self._items:
             if item.job is not None and item.job.cancel() and isinstance(item.effect, Freeze):
-                self._spool.free(item.effect.log.spilled)  # else the build has taken it, or will
+                self._memory.spool.free(item.effect.log.spilled)  # else the build has taken it, or will
+            self._memory.drop(item.size_bytes)
         self._items.clear()
-        self.size_bytes = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import structlog
 
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.partition import PartitionCore
-from freezepoint.core.records import InputRecord
+from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.errors import BrokerError, BrokerUnavailableError, StalledError
 from freezepoint.guard import DeadLetterGuard
 from freezepoint.memory import MemoryBudget
@@ -66,13 +66,15 @@ class PartitionRunner:
         self._memory = memory
         memory.register(core)
         self._garbage = DeadLetterGuard(settings.dead_letter_ratio_max, settings.dead_letter_window)
-        self._outbox = Outbox(settings, executor, memory.spool, self._wake.set)
+        self._outbox = Outbox(settings, executor, memory, self._wake.set)
         self._renewal: int | None = None
         self._stopping = False
         self._paused = False
         self._abandoned = False
         self._publishing = False
-        self._feeding = False
+        self._backlog: deque[InputRecord] = deque()
+        self._expecting = False
+        self._draining = False
         self._ticked_at: float | None = None
         self._fed_at = _now()
         self._tick_s = min(TICK_S_MAX, settings.rollout_timeout_s / TICKS_PER_TIMEOUT)
@@ -86,33 +88,53 @@ class PartitionRunner:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be published."""
-        return not (len(self._outbox) or self._publishing or self.core.dirty or self._renewal is not None)
+        busy = len(self._outbox) or self._backlog or self._publishing or self._renewal is not None
+        return not (busy or self.core.dirty)
 
     def expect(self) -> None:
         """Records are on their way to :meth:`feed`: until they are folded in, nothing is known to be idle."""
-        self._feeding = True
+        self._expecting = True
 
     async def feed(self, records: Sequence[InputRecord]) -> None:
-        """Fold records in. Yields to the event loop every ``YIELD_AFTER_S``."""
-        self._feeding = True
+        """Take records in and fold in what there is room for; the rest follows as room comes."""
+        self._backlog.extend(records)
+        self._expecting = False
+        await self._drain()
+
+    @property
+    def _feeding(self) -> bool:
+        return self._expecting or bool(self._backlog)
+
+    async def _drain(self) -> None:
+        """Fold the backlog in while there is room. Yields to the event loop every ``YIELD_AFTER_S``."""
+        if self._draining:
+            return
+        self._draining = True
         began = _now()
-        for record in records:
-            if record.offset < self.core.next_offset:
-                continue
-            for effect in self.core.feed(record):
-                self._outbox.add(effect)
-                if isinstance(effect, DeadLetter):
-                    self._garbage.letter(effect.reason)
-            self._memory.relieve(self.core)
-            self._garbage.record(f"{self.core.config.topic_name}[{self.lease.partition}]")
-            if _now() - began > YIELD_AFTER_S:
-                await asyncio.sleep(0)
-                began = _now()
-        self._feeding = False
+        try:
+            while self._backlog and not self._abandoned and (self._memory.has_room or not len(self._outbox)):
+                self._fold(self._backlog.popleft())
+                if _now() - began > YIELD_AFTER_S:
+                    await asyncio.sleep(0)
+                    began = _now()
+        finally:
+            self._draining = False
         self._fed_at = _now()
+        if self._backlog:
+            self._memory.wake_when_room(self._wake.set)
         if self.core.dirty:
             self._wake.set()
         self._regulate()
+
+    def _fold(self, record: InputRecord) -> None:
+        if record.offset < self.core.next_offset:
+            return  # delivered again after a new assignment
+        for effect in self.core.feed(record):
+            self._outbox.add(effect)
+            if isinstance(effect, DeadLetter):
+                self._garbage.letter(effect.reason)
+        self._memory.relieve(self.core)
+        self._garbage.record(f"{self.core.config.topic_name}[{self.lease.partition}]")
 
     def renew(self, generation: int) -> None:
         """A new assignment gave the partition back: prove it and go on."""
@@ -160,6 +182,8 @@ class PartitionRunner:
         if self._renewal is not None:
             await self._renew()
             return True
+        if self._backlog and not self._stopping:
+            await self._drain()
         await self._tick()
         batch = self._outbox.take_ready()
         if batch or self.core.dirty or self._progress_due():
@@ -225,8 +249,9 @@ class PartitionRunner:
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
         records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
+        records += self._carry()
         decided = self.core.take(
-            item if isinstance(item, DeadLetter) else (item[0], item[1].result) for item in batch
+            item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
         taken = _Taken(self.core.next_offset, self.core.watermark())
         self._publishing = True
@@ -239,6 +264,19 @@ class PartitionRunner:
         if len(self._outbox):
             self._wake.set()
         self._regulate()
+
+    def _carry(self) -> list[OutputRecord]:
+        """Old open lives go into the ledger, so that a restart need not replay from their beginning."""
+        records: list[OutputRecord] = []
+        size = 0
+        for life in self.core.overdue(self._settings.replay_bytes_max):
+            carried = self.core.carry(life, self._memory.spool.read(life.spilled))
+            records += carried
+            size += sum(record.size for record in carried)
+            log.info("rollout_carried", partition=self.lease.partition, rollout_id=life.rollout_id)
+            if size > self._settings.transaction_bytes_max:
+                break
+        return records
 
     async def _renew(self) -> None:
         generation, self._renewal = self._renewal, None
@@ -271,28 +309,33 @@ class PartitionRunner:
             if isinstance(item, DeadLetter):
                 self._counts["dead_letters"] += 1
                 continue
-            result = item[1].result
+            freeze, built = item
             self._counts["results"] += 1
-            self._counts["masked"] += result.mask_sample
+            self._counts["masked"] += built.verdict.masked
             log.debug(
                 "result_published",
-                rollout_id=result.rollout_id,
+                rollout_id=freeze.log.rollout_id,
                 partition=self.lease.partition,
-                offset=result.snapshot.freeze_offset,
-                reasons=[str(reason) for reason in result.reasons],
+                offset=freeze.offset,
+                reasons=[str(reason) for reason in built.verdict.reasons],
             )
 
     def _regulate(self) -> None:
-        """Pause intake while too much waits to be published or the spool is full; resume well below, not to flutter."""
-        pending, limit = self._outbox.size_bytes, self._settings.pending_bytes_max
-        if not self._paused and (pending > limit or self._memory.full):
-            self._paused = True
+        """Pause intake while there is no room for what has come, or the spool is full."""
+        blocked = (bool(self._backlog) and not self._draining) or self._memory.full
+        if blocked == self._paused:
+            return
+        self._paused = blocked
+        if blocked:
             self.lease.pause()
-            log.info("intake_paused", partition=self.lease.partition, pending_bytes=pending)
-        elif self._paused and pending <= limit // 2 and not self._memory.full:
-            self._paused = False
+        else:
             self.lease.resume()
-            log.info("intake_resumed", partition=self.lease.partition)
+        log.info(
+            "intake_paused" if blocked else "intake_resumed",
+            partition=self.lease.partition,
+            pending_bytes=self._memory.pending_bytes,
+            spooled_bytes=self._memory.spool.size_bytes,
+        )
 
 
 def _now() -> float:

@@ -30,10 +30,9 @@ class IdleClock:
     def mark(self, next_offset: int) -> None:
         """Everything below this offset has been applied by now. Kept: few marks, and only those that still matter."""
         spacing = self.timeout_s / MARKS_PER_TIMEOUT
-        if self.marks and self.now - self.marks[-1][1] < spacing:
-            self.marks[-1] = (max(next_offset, self.marks[-1][0]), self.marks[-1][1])
-        else:
-            self.marks.append((next_offset, self.now))
+        if len(self.marks) > 1 and self.now - self.marks[-2][1] < spacing:
+            self.marks.pop()  # the one before stands near enough
+        self.marks.append((next_offset, self.now))
         while len(self.marks) > 1 and self.now - self.marks[1][1] > self.timeout_s:
             del self.marks[0]
 

@@ -30,11 +30,14 @@ from freezepoint_schemas.events import (
     RolloutComplete,
     TokenEntry,
 )
-from freezepoint_schemas.parts import PartAssembler
+from freezepoint_schemas.ledger import Carried
+from freezepoint_schemas.parts import PartAssembler, PartHeader
 from freezepoint_schemas.reasons import Reason
 
 _T = TypeVar("_T")
 LogEvent = TokenEntry | CallIntent | CallCancelled | CaptureIncomplete
+_DROPPED_MARK = ("", "")
+"""Stands for all marks of a log whose payload was dropped: of a text that a producer chose, nothing is left."""
 
 
 class State(Enum):
@@ -111,6 +114,16 @@ class LogLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a log knows beside its entries."""
+
+    intents: frozenset[str]
+    cancelled: frozenset[str]
+    marks: frozenset[tuple[str, str]]
+    faults: frozenset[Reason]
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
     """What is remembered of a recorded call, wherever its entry is."""
 
@@ -123,8 +136,10 @@ class _Known:
 class RolloutLog:
     """One open life of a rollout id.
 
-    ``size_bytes`` counts the wire bytes of what was kept, ``memory_bytes`` about what its entries hold in memory.
-    ``spilled``: where entries were put away, in order; ``garbage``: what of that nobody needs any more.
+    ``size_bytes`` counts the wire bytes of what was kept, :attr:`held_bytes` the parts that wait for others as well;
+    ``memory_bytes`` is about what its entries hold in memory. ``spilled``: where entries were put away, in order;
+    ``garbage``: what of that nobody needs any more. A log that grew too large keeps that fact alone, and as many parts
+    as one value can have: the event that closes it may come in parts too.
     """
 
     rollout_id: str
@@ -134,6 +149,9 @@ class RolloutLog:
     dispatch: RolloutClear | None = None
     active_at: float = 0.0
     """When the last record came, on the partition's clock."""
+    last_offset: int = -1
+    carried: Carried | None = None
+    """Where its log was written to, so that a replay may skip its records up to there."""
     size_bytes: int = 0
     memory_bytes: int = 0
     spilled: list[SpillRef] = field(default_factory=list)
@@ -156,11 +174,27 @@ class RolloutLog:
             case TokenEntry():
                 return self._write_entry(event, size_bytes)
             case CallIntent():
-                return _add(self._intents, event.model_call_id)
+                return self._note(self._intents, event.model_call_id, size_bytes)
             case CallCancelled():
-                return _add(self._cancelled, event.model_call_id)
+                return self._note(self._cancelled, event.model_call_id, size_bytes)
             case CaptureIncomplete():
-                return _add(self._marks, (event.model_call_id, event.reason))
+                mark = _DROPPED_MARK if self.oversized else (event.model_call_id, event.reason)
+                return self._note(self._marks, mark, size_bytes)
+
+    def add_part(self, header: PartHeader, part: bytes, offset: int) -> bytes | None:
+        """One part of a split record: the whole value once it is here (see :meth:`PartAssembler.add`).
+
+        :raises PartError: the parts contradict each other.
+        :raises FrozenLogError: the log is frozen; nothing changed.
+        """
+        self._require_open()
+        whole = self.parts.add(header, part, offset)
+        self._limit()
+        return whole
+
+    @property
+    def held_bytes(self) -> int:
+        return self.size_bytes + self.parts.held_bytes
 
     def fault(self, reason: Reason) -> None:
         """A record of this rollout was lost, or the rollout as a whole is masked for this reason.
@@ -186,12 +220,26 @@ class RolloutLog:
             closing=closing,
             entries=tuple(self._entries.values()),
             alternatives=tuple(entry for entry in self._alternatives.values() if entry is not None),
-            intents=frozenset(() if self.oversized else self._intents),
-            cancelled=frozenset(() if self.oversized else self._cancelled),
+            intents=frozenset(self._intents),
+            cancelled=frozenset(self._cancelled),
             marks=frozenset(self._marks),
             faults=self._final_faults(),
             dispatch=self.dispatch,
             spilled=tuple(self.spilled),
+        )
+
+    def entries(self) -> list[TokenEntry]:
+        """The entries in memory, the kept ones first."""
+        alternatives = (entry for entry in self._alternatives.values() if entry is not None)
+        return [*self._entries.values(), *alternatives]
+
+    def facts(self) -> Facts:
+        """Everything but the entries, as it stands."""
+        return Facts(
+            frozenset(self._intents),
+            frozenset(self._cancelled),
+            frozenset(self._marks),
+            frozenset(self._faults),
         )
 
     def spill(self) -> list[TokenEntry]:
@@ -200,10 +248,7 @@ class RolloutLog:
         :raises FrozenLogError: the log is frozen; nothing changed.
         """
         self._require_open()
-        entries = [
-            *self._entries.values(),
-            *(entry for entry in self._alternatives.values() if entry is not None),
-        ]
+        entries = self.entries()
         self._entries.clear()
         self._alternatives = dict.fromkeys(self._alternatives)
         self.memory_bytes = 0
@@ -239,12 +284,25 @@ class RolloutLog:
         self._grow(entry, size_bytes)
         return Written.DEFERRED
 
+    def _note(self, known: set[_T], item: _T, size_bytes: int) -> Written:
+        if item in known:
+            return Written.DUPLICATE
+        known.add(item)
+        self.size_bytes += size_bytes
+        self._limit()
+        return Written.RECORDED
+
     def _grow(self, entry: TokenEntry, size_bytes: int) -> None:
         self.size_bytes += size_bytes
         self.memory_bytes += memory_of(entry)
+        self._limit()
+
+    def _limit(self) -> None:
         too_many = len(self._known) + len(self._alternatives) > self.limits.entries_max
-        if too_many or self.size_bytes > self.limits.bytes_max:
+        if not self.oversized and (too_many or self.held_bytes > self.limits.bytes_max):
             self.fault(Reason.ROLLOUT_TOO_LARGE)
+        if self.oversized:
+            self._drop_payload()
 
     def _drop_payload(self) -> None:
         self.oversized = True
@@ -254,7 +312,10 @@ class RolloutLog:
         self._entries.clear()
         self._known.clear()
         self._alternatives.clear()
-        self.parts = PartAssembler(self.parts.value_bytes_max)
+        self._intents.clear()
+        self._cancelled.clear()
+        self._marks = {_DROPPED_MARK} if self._marks else set()
+        self.parts.drop_oldest(self.parts.value_bytes_max)
 
     def _require_open(self) -> None:
         if self.frozen:
@@ -294,10 +355,3 @@ def _compact(entry: TokenEntry) -> TokenEntry:
 
 class FrozenLogError(Exception):
     """A frozen log was written to: a bug of the caller, who has to ask the table first."""
-
-
-def _add(known: set[_T], item: _T) -> Written:
-    if item in known:
-        return Written.DUPLICATE
-    known.add(item)
-    return Written.RECORDED

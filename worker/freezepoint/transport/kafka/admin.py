@@ -45,16 +45,14 @@ class KafkaTopicAdmin:
         findings: list[TopicFinding] = []
         for spec in specs:
             if spec.name not in observed.counts:
-                findings.append(
-                    TopicFinding(spec.name, False, f"{spec.name} does not exist: {MEND}", spoils=True)
-                )
+                findings.append(TopicFinding(spec.name, False, f"does not exist: {MEND}", spoils=True))
                 continue
             found = [_partition_finding(spec, observed.counts[spec.name])]
             found += [
                 TopicFinding(
                     spec.name,
                     False,
-                    f"{spec.name}: {difference.text}: {MEND}",
+                    f"{difference.text}: {MEND}",
                     spoils=spec.topic is Topic.TOKENS and difference.key == CLEANUP,
                 )
                 for difference in _differences(spec, specs, observed)
@@ -71,7 +69,7 @@ class KafkaTopicAdmin:
             try:
                 findings += await self._apply_one(spec, specs, observed)
             except FreezepointError as error:
-                findings.append(TopicFinding(spec.name, False, f"{spec.name}: {error}"))
+                findings.append(TopicFinding(spec.name, False, str(error)))
         return findings + _same_count(specs, await self._observe(specs))
 
     async def _apply_one(
@@ -79,13 +77,13 @@ class KafkaTopicAdmin:
     ) -> list[TopicFinding]:
         if spec.name not in observed.counts:
             created = await self._create(spec, needs(spec, specs, observed.configs))
-            return [TopicFinding(spec.name, True, f"{spec.name}: {created}")]
+            return [TopicFinding(spec.name, True, created)]
         partitions = _partition_finding(spec, observed.counts[spec.name])
         wrong = _differences(spec, specs, observed)
         if wrong:
             await self._set(spec.name, {difference.key: difference.needed for difference in wrong})
             values = ", ".join(f"{difference.key}={difference.needed}" for difference in wrong)
-            changed = TopicFinding(spec.name, True, f"{spec.name}: set {values}")
+            changed = TopicFinding(spec.name, True, f"set {values}")
             return [changed] if partitions.ok else [changed, partitions]
         return [_fine(spec) if partitions.ok else partitions]
 
@@ -150,7 +148,7 @@ def _differences(spec: TopicSpec, specs: Sequence[TopicSpec], observed: _Observe
 
 
 def _fine(spec: TopicSpec) -> TopicFinding:
-    return TopicFinding(spec.name, True, f"{spec.name}: {spec.partitions} partitions, configured as needed")
+    return TopicFinding(spec.name, True, f"{spec.partitions} partitions, configured as needed")
 
 
 def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
@@ -159,7 +157,7 @@ def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
     return TopicFinding(
         spec.name,
         False,
-        f"{spec.name} has {count} partitions, not {spec.partitions}; a key's partition must never change: use --partitions "
+        f"has {count} partitions, not {spec.partitions}; a key's partition must never change: use --partitions "
         f"{count}, or a new topic prefix",
         spoils=spec.topic in (Topic.TOKENS, Topic.LEDGER),
     )
@@ -179,7 +177,7 @@ def _same_count(specs: Sequence[TopicSpec], observed: _Observed) -> list[TopicFi
         TopicFinding(
             name,
             False,
-            f"{name} has {ledger} partitions and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
+            f"has {ledger} partitions and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
             f"worker ever ran on it (kafka-topics.sh --delete --topic {name}), then {MEND} --partitions {tokens}",
             spoils=True,
         )
