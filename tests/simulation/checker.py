@@ -12,7 +12,7 @@ from freezepoint_schemas.topics import Topic
 from tests.simulation.broker import Broker
 from tests.simulation.fold import Fold, Life
 from tests.simulation.log import Stored
-from tests.simulation.monitor import PublishedResult
+from tests.simulation.monitor import Progress, PublishedResult
 from tests.simulation.plan import Plan
 
 DECIDED_S = 250.0
@@ -51,6 +51,7 @@ class Checker:
                 self._letters,
                 self._ledger,
                 self._progress,
+                self._chunks,
                 self._held,
                 self._timeouts,
             )
@@ -141,6 +142,11 @@ class Checker:
                 if done != bool(ended and max(cleared, default=-1) < (ended[-1].ended_at or 0)):
                     yield f"the ledger has {name} done: {done}"
 
+    def _chunks(self, facts: _Facts) -> Iterator[str]:
+        """Nothing carried is left of lives that are no more."""
+        if not facts.lost:
+            yield from (f"chunk {key!r} is left" for key in self.broker.monitor.chunks[facts.partition])
+
     def _progress(self, facts: _Facts) -> Iterator[str]:
         """All is applied, and a replay would see nothing again."""
         kept = self.broker.log(Topic.TOKENS, facts.partition).start
@@ -163,15 +169,25 @@ class Checker:
                 if letter.offset <= item.record.dead_letters_through and letter.commit > item.commit:
                     yield f"dead letters were not published through {item.record.dead_letters_through}"
             for life in facts.fold.lives:
-                if life.first_offset >= watermark or life.rollout_id in facts.lost:
-                    continue
-                result = facts.results.get((life.rollout_id, life.ended_at if life.ended_at is not None else -1))
-                if life.frozen is None:
-                    held = life.ended_at is None or life.ended_at > applied
-                else:
-                    held = result is None or result.commit > item.commit
-                if held:
+                if life.rollout_id not in facts.lost and self._needs(facts, life, item):
                     yield f"watermark {watermark} passed {life.rollout_id}, open from {life.first_offset}"
+
+    def _needs(self, facts: _Facts, life: Life, progress: Progress) -> bool:
+        """Whether a replay needed a record of the life below the watermark."""
+        result = facts.results.get((life.rollout_id, -1 if life.ended_at is None else life.ended_at))
+        if life.frozen is None:
+            done = life.ended_at is not None and life.ended_at <= progress.record.applied_offset
+        else:
+            done = result is not None and result.commit <= progress.commit
+        if done:
+            return False
+        carried = [
+            item.where.through
+            for item in self.broker.monitor.carried[facts.partition, life.rollout_id]
+            if item.commit <= progress.commit and item.where.through >= life.first_offset
+        ]
+        through = max(carried, default=-1)
+        return any(through < offset < progress.record.watermark for offset in life.offsets)
 
     def _timeouts(self, facts: _Facts) -> Iterator[str]:
         """Nothing timed out for which something was there to be seen, or that had not waited for long enough."""

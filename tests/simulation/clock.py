@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -130,35 +131,21 @@ class _TimedStep(asyncio.TimerHandle):
 class VirtualLoop(asyncio.BaseEventLoop):
     """See the module. ``problems``: what reached the loop's exception handler."""
 
-    _ready: Any
-    _scheduled: Any
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
         self.problems: list[str] = []
-        self.steps = 0
         self._virtual_now = 0.0
-        self._steps_before = 0
-        self._clock_resolution = 1e-9
-        self._selector = self
+        self._steps_now = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_count = 0
         self.set_exception_handler(self._remember)
         self.set_task_factory(_task_of_process)
 
     def time(self) -> float:
         return self._virtual_now
-
-    def select(self, timeout_s: float | None) -> list[Any]:
-        """The selector's part: instead of waiting, let time pass."""
-        self.steps += len(self._ready)
-        if timeout_s is None:
-            raise SimulationStuck("nothing is ready and nothing is scheduled")
-        if timeout_s > 0:
-            self._virtual_now = max(self._virtual_now, self._scheduled[0].when())
-            self._steps_before = self.steps
-        elif self.steps - self._steps_before > STEPS_AT_ONE_TIME_MAX:
-            self._steps_before = self.steps
-            raise SimulationStuck(f"time does not pass: busy without waiting are {list(self._ready)[:5]}")
-        return []
 
     def resubmit(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)
@@ -170,9 +157,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
+        """Timers of one time run in the order in which they were set."""
         timer = _TimedStep(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
-        timer._scheduled = True
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, timer))
         return timer
 
     def _call_soon(
@@ -182,8 +170,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.append(handle)
         return handle
 
-    def _process_events(self, events: list[Any]) -> None:
-        """There are none."""
+    def _run_once(self) -> None:
+        """One round of the loop: what is ready, or else what is due next.
+
+        :raises SimulationStuck: nothing will ever be, or time has stopped.
+        """
+        ready, timers = self._ready, self._timers
+        if not ready and not self._stopping:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise SimulationStuck("nothing is ready and nothing is scheduled")
+            self._virtual_now = max(self._virtual_now, timers[0][0])
+            self._steps_now = 0
+        while timers and timers[0][0] <= self._virtual_now:
+            ready.append(heapq.heappop(timers)[2])
+        self._steps_now += len(ready)
+        if self._steps_now > STEPS_AT_ONE_TIME_MAX:
+            self._steps_now = 0
+            raise SimulationStuck(f"time does not pass: busy without waiting are {list(ready)[:5]}")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # type: ignore[attr-defined]  # the one method of a handle that its stub leaves out
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
 
     def _write_to_self(self) -> None:
         """There is only one thread, and it is awake."""

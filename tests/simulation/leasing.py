@@ -22,6 +22,7 @@ from tests.simulation.transactions import TIMEOUT_S
 
 T = TypeVar("T")
 LEDGER_STEP = 50
+LEDGER_BYTES_MAX = 1_000_000
 
 
 class Publisher:
@@ -53,7 +54,7 @@ class Publisher:
         async with self._turn:
             if self._epoch is None:
                 raise PublishError(f"{self._transactional_id} publishes no more: acquire the partition anew")
-            parts = [part for record in records for part in split_record(record, self._record_bytes_max)]
+            parts = [part for record in records for part in split_record(record, self._limit(record.topic))]
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     await self.transact(self._epoch, parts)
@@ -93,6 +94,9 @@ class Publisher:
             f"commit transaction of {self._transactional_id}:{epoch}",
             lambda: transactions.end(self._transactional_id, epoch),
         )
+
+    def _limit(self, topic: Topic) -> int:
+        return LEDGER_BYTES_MAX if topic is Topic.LEDGER else self._record_bytes_max
 
     def _partition(self, record: OutputRecord) -> int:
         if record.partition is not None:

@@ -10,7 +10,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.transport.ports import Lease
 from freezepoint_schemas import codec
 from freezepoint_schemas.headers import ERROR_CLASS, ERROR_OFFSET, ERROR_PARTITION, PART, header
-from freezepoint_schemas.ledger import PROGRESS_KEY, LedgerRecord, ProgressRecord
+from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, Carried, LedgerRecord, ProgressRecord
 from freezepoint_schemas.parts import PartAssembler, PartHeader
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic
@@ -42,6 +42,12 @@ class Progress:
     commit: int
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedLife:
+    where: Carried
+    commit: int
+
+
 class Monitor:
     """Everything by token partition. ``violations``: what must never be, in the order it was seen."""
 
@@ -51,6 +57,8 @@ class Monitor:
         self.letters: defaultdict[int, list[PublishedLetter]] = defaultdict(list)
         self.progress: defaultdict[int, list[Progress]] = defaultdict(list)
         self.ledger: defaultdict[int, dict[str, LedgerRecord]] = defaultdict(dict)
+        self.carried: defaultdict[tuple[int, str], list[CarriedLife]] = defaultdict(list)
+        self.chunks: defaultdict[int, dict[bytes, bytes]] = defaultdict(dict)
         self.commits = 0
         self._now = now
         self._effects: defaultdict[int, int] = defaultdict(lambda: -1)
@@ -122,16 +130,33 @@ class Monitor:
         self._effects[partition] = max(offset, self._effects[partition])
 
     def _ledger(self, partition: int, record: OutputRecord) -> None:
-        if record.partition != partition or record.key is None or record.value is None:
-            self.violated(f"an odd ledger record {record.key!r} of partition {partition}")
-            return
-        if record.key != PROGRESS_KEY:
-            self.ledger[partition][record.key.decode()] = codec.decode_ledger(record.value)
-            return
-        progress = codec.decode_progress(record.value)
+        assert record.key is not None
+        if record.partition != partition:
+            self.violated(f"a ledger record {record.key!r} of partition {partition} is on {record.partition}")
+        elif record.key == PROGRESS_KEY:
+            self._progress(partition, codec.decode_progress(record.value or b""))
+        elif CARRY_MARK in record.key:
+            self._chunk(partition, record)
+        else:
+            name, decision = record.key.decode(), codec.decode_ledger(record.value or b"")
+            self.ledger[partition][name] = decision
+            if decision.carried is not None:
+                self.carried[partition, name].append(CarriedLife(decision.carried, self.commits))
+
+    def _chunk(self, partition: int, record: OutputRecord) -> None:
+        assert record.key is not None
+        if record.value is None:
+            self.chunks[partition].pop(record.key, None)
+        else:
+            self.chunks[partition][record.key] = record.value
+
+    def _progress(self, partition: int, progress: ProgressRecord) -> None:
         if progress.watermark < self.watermark(partition):
             self.violated(f"the watermark of partition {partition} went back to {progress.watermark}")
-        self.progress[partition].append(Progress(progress, self.commits))
+        before = self.progress[partition]
+        if before and progress.applied_offset < before[-1].record.applied_offset:
+            self.violated(f"partition {partition} went back to {progress.applied_offset} as the last applied")
+        before.append(Progress(progress, self.commits))
 
     def offset_committed(self, partition: int, offset: int, log_start: int) -> None:
         """The group's offset is a hint, and may never be beyond what a replay needs."""

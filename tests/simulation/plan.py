@@ -86,6 +86,7 @@ def _settings(rng: random.Random, timeout_s: float) -> dict[str, Any]:
         "progress_interval_ms": rng.choice([500, 5_000]),
         "pending_bytes_max": rng.choice([1_024, 1 << 20]),
         "memory_bytes_max": rng.choice([0, 20_000, 1 << 24, 1 << 24]),
+        "replay_bytes_max": rng.choice([0, 500, 4_000, 1 << 24]),
         "inline_build_bytes_max": rng.choice([0, 4_000, 1 << 20]),
         "rollout_timeout_s": timeout_s,
         "stall_timeout_s": rng.choice([50.0, 600.0]),

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+import freezepoint.core.carry
 import freezepoint.runner
 from freezepoint_schemas.topics import Topic
 from tests.simulation.broker import Broker
@@ -23,6 +24,7 @@ from tests.simulation.client import SimTransport
 from tests.simulation.clock import PROCESS, Process, SimulationStuck, VirtualLoop
 from tests.simulation.faults import Faults
 from tests.simulation.hosts import Host
+from tests.simulation.network import LATE_S
 from tests.simulation.plan import Plan
 from tests.simulation.publishing import RECORD_BYTES_MAX, Publishing
 from tests.simulation.trace import Trace
@@ -31,6 +33,7 @@ from tests.simulation.workload import Workload
 
 SETTLE_S = 600.0
 LOOK_S = 5.0
+CHUNK_BYTES = 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Outcome:
     with (
         tempfile.TemporaryDirectory(prefix="simulation-") as spool,
         _logging_to(trace),
-        _feeding(slowly=plan.slow_feed),
+        _in_small(plan),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
@@ -117,6 +120,8 @@ class World:
         workload = Workload(self.plan, publishing, random.Random(f"workload {self.plan.seed}"))
         await asyncio.gather(workload.run(), self._faults.run())
         await publishing.close()
+        self.broker.network.trace("world", "faults are over")
+        await asyncio.sleep(LATE_S)  # a repeated append may still be on its way
         await self._settle()
         await asyncio.gather(*(host.shut_down() for host in self._hosts if host.runs))
         await asyncio.sleep(2 * TIMEOUT_S)  # what a loss left open ends by its timeout
@@ -133,7 +138,6 @@ class World:
 
     async def _settle(self) -> None:
         """Until every partition is worked up to its end: open rollouts time out on the way."""
-        self.broker.network.trace("world", "faults are over")
         left_s = SETTLE_S + 2 * self.plan.settings.rollout_timeout_s
         while not all(self._is_settled(partition) for partition in range(self.plan.partitions)):
             if left_s < 0:
@@ -148,7 +152,8 @@ class World:
         progress = self.broker.monitor.progress[partition]
         if not records or log.is_open:
             return not log.is_open
-        return bool(progress) and progress[-1].record.watermark == records[-1].offset + 1
+        is_open = any(decision.first_offset >= 0 for decision in self.broker.monitor.ledger[partition].values())
+        return bool(progress) and progress[-1].record.watermark == records[-1].offset + 1 and not is_open
 
     async def end(self) -> None:
         """Kill what still lives, so that nothing of this world is left in the next one."""
@@ -180,13 +185,15 @@ def _logging_to(trace: Trace) -> Iterator[None]:
 
 
 @contextmanager
-def _feeding(*, slowly: bool) -> Iterator[None]:
-    """Let a feed yield after every record, as if it took long: virtual time does not pass in it."""
-    before = freezepoint.runner.YIELD_AFTER_S
-    if slowly:
-        freezepoint.runner.YIELD_AFTER_S = -1.0
+def _in_small(plan: Plan) -> Iterator[None]:
+    """Constants of the worker for runs as small as these. A feed yields after every record, as if it took long, since
+    virtual time does not pass in it; what is carried takes several chunks."""
+    runner, carry = freezepoint.runner, freezepoint.core.carry
+    before = runner.YIELD_AFTER_S, carry.CHUNK_BYTES
+    runner.YIELD_AFTER_S = -1.0 if plan.slow_feed else before[0]
+    carry.CHUNK_BYTES = CHUNK_BYTES
     try:
         yield
     finally:
-        freezepoint.runner.YIELD_AFTER_S = before
+        runner.YIELD_AFTER_S, carry.CHUNK_BYTES = before
         gc.collect(0)
