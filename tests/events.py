@@ -176,6 +176,8 @@ class Bench:
                 self.core.book.decided[key.decode()] = Decided.of(codec.decode_ledger(value))
         if progress is not None:
             self.core.dead_letters_through = progress.dead_letters_through
+            self.core.applied_offset = progress.applied_offset
+            self.core.applied_timestamp_ms = progress.applied_timestamp_ms
             self.core.clock.now = progress.clock_seconds
             self.core.clock.marks = list(progress.clock_marks)
         _restore_carried(self.core, self.ledger)

@@ -52,6 +52,7 @@ async def restore(
     )
     if progress is not None:
         core.dead_letters_through = progress.dead_letters_through
+        core.applied_offset = progress.applied_offset
         core.applied_timestamp_ms = progress.applied_timestamp_ms
         core.clock.now = progress.clock_seconds
         core.clock.marks = list(progress.clock_marks)

@@ -51,6 +51,7 @@ class PartitionCore:
     """The fold of one partition from ``next_offset`` on, over what the ledger says.
 
     ``dead_letters_through``: dead letters at or below this offset are published already and not emitted again.
+    ``applied_offset``: the last record that was ever folded in, by whichever owner; a replay begins before it.
     ``counters``: what happened, by name, for telemetry; never part of a result.
     """
 
@@ -58,6 +59,7 @@ class PartitionCore:
     book: LedgerBook = field(default_factory=LedgerBook)
     next_offset: int = 0
     dead_letters_through: int = -1
+    applied_offset: int = -1
     applied_timestamp_ms: int = 0
     open: dict[str, RolloutLog] = field(default_factory=dict)
     """Open lives by rollout id, the longest idle first."""
@@ -81,7 +83,8 @@ class PartitionCore:
     def feed(self, record: InputRecord) -> list[Effect]:
         """Fold one record in; offsets must grow. Nothing a producer sent raises."""
         self.next_offset = record.offset + 1
-        self.applied_timestamp_ms = record.timestamp_ms
+        if record.offset > self.applied_offset:
+            self.applied_offset, self.applied_timestamp_ms = record.offset, record.timestamp_ms
         self.counters["records"] += 1
         rollout_id = rollout_id_of_key(record.key)
         if rollout_id is None or record.key is None:
@@ -362,7 +365,7 @@ class PartitionCore:
             partition_count=self.config.partition_count,
             group=self.config.group,
             watermark=self.watermark(),
-            applied_offset=self.next_offset - 1,
+            applied_offset=self.applied_offset,
             applied_timestamp_ms=self.applied_timestamp_ms,
             dead_letters_through=self.dead_letters_through,
             clock_seconds=self.clock.now,
