@@ -16,6 +16,7 @@ from freezepoint.simulate import differences as differences_from_truth
 from freezepoint_schemas import codec
 from freezepoint_schemas.headers import (
     ERROR_CLASS,
+    ERROR_MESSAGE,
     ERROR_OFFSET,
     ERROR_PARTITION,
     ERROR_TOPIC,
@@ -28,7 +29,9 @@ from tests.chaos.fold import PART, NaiveFold, Place, Truncation
 from tests.chaos.tails import Line
 
 SHOWN_MAX = 12
-_WORKERS_OWN = frozenset({ERROR_CLASS, ERROR_OFFSET, ERROR_PARTITION, ERROR_TOPIC, ORIGINAL_PART, ORIGINAL_SIZE})
+_WORKERS_OWN = frozenset(
+    {ERROR_CLASS, ERROR_MESSAGE, ERROR_OFFSET, ERROR_PARTITION, ERROR_TOPIC, ORIGINAL_PART, ORIGINAL_SIZE}
+)
 
 
 @dataclass(frozen=True)
