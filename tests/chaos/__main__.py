@@ -48,9 +48,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _play_all(
-    chosen: list[Scenario], folder: Path, options: argparse.Namespace
-) -> list[Report]:
+async def _play_all(chosen: list[Scenario], folder: Path, options: argparse.Namespace) -> list[Report]:
     reports: list[Report] = []
     async with ChaosBroker() as broker:
         for scenario in chosen:

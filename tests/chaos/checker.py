@@ -94,7 +94,10 @@ def check(evidence: Evidence, claims: Claims) -> Verdict:
     for where, (stable, end) in evidence.open_transactions.items():
         verdict.note("open_transactions", f"{where} is stable to {stable} and ends at {end}")
     verdict.counts |= Counter(
-        records=len(evidence.tokens), lives=len(fold.lives), results=len(results), letters=len(evidence.letters)
+        records=len(evidence.tokens),
+        lives=len(fold.lives),
+        results=len(results),
+        letters=len(evidence.letters),
     )
     verdict.counts["masked"] = sum(result.mask_sample for _, result in results)
     verdict.counts["open"] = len(fold.open)
@@ -162,7 +165,10 @@ def _compare_results(
     for (rollout_id, partition, offset), own in found.items():
         for result in own:
             reasons = [str(reason) for reason in result.reasons]
-            verdict.note("unfounded", f"{rollout_id} has a result at {partition}:{offset}, nothing froze there ({reasons})")
+            verdict.note(
+                "unfounded",
+                f"{rollout_id} has a result at {partition}:{offset}, nothing froze there ({reasons})",
+            )
 
 
 def _plain(result: Result) -> dict[str, Any]:
@@ -171,8 +177,8 @@ def _plain(result: Result) -> dict[str, Any]:
 
 
 def _compare_content(life: str, expected: dict[str, Any], found: dict[str, Any], verdict: Verdict) -> None:
-    for name in expected:
-        if expected[name] != found[name]:
+    for name, value in expected.items():
+        if value != found[name]:
             want, got = (_short(body[name]) for body in (expected, found))
             verdict.note("content", f"{life}: {name} is {got}, not {want}")
             return
@@ -249,7 +255,9 @@ def _compare_ledger(
     for rollout_id, offset in last.items():
         known = latest[rollout_id].freeze_offset if rollout_id in latest else -1
         if known != offset:
-            verdict.note("ledger_lacks", f"{rollout_id} has its last result at {offset}, the ledger says {known}")
+            verdict.note(
+                "ledger_lacks", f"{rollout_id} has its last result at {offset}, the ledger says {known}"
+            )
     for rollout_id, offset in sorted(ever - committed.keys()):
         verdict.note("ledger_exceeds", f"{rollout_id} is decided at {offset} without a result")
     for rollout_id, record in latest.items():

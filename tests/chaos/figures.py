@@ -79,6 +79,10 @@ def summary(reports: Iterable[Report]) -> list[str]:
     lines = []
     for report in reports:
         failed = [figure.name for figure in report.figures if not figure.ok]
-        why = ", ".join([*failed, *(["differences"] if report.differences else []), *(["error"] if report.error else [])])
-        lines.append(f"{'ok  ' if report.ok else 'FAIL'} {report.scenario:<26}{report.seconds:>6.0f} s  {why}".rstrip())
+        why = ", ".join(
+            [*failed, *(["differences"] if report.differences else []), *(["error"] if report.error else [])]
+        )
+        lines.append(
+            f"{'ok  ' if report.ok else 'FAIL'} {report.scenario:<26}{report.seconds:>6.0f} s  {why}".rstrip()
+        )
     return lines

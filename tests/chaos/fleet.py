@@ -164,15 +164,15 @@ class Fleet:
 
     async def stop_all(self) -> list[int]:
         """SIGTERM to all of them, one after the other, as a deployment is scaled down."""
-        return [await self.stop(name) for name, running in list(self.workers.items()) if running.exit_code is None]
+        return [
+            await self.stop(name) for name, running in list(self.workers.items()) if running.exit_code is None
+        ]
 
     async def until_acquired(self, partitions: int, timeout_s: float = READY_S) -> None:
         """Wait until the running workers have, together, acquired so many partitions."""
 
         async def acquired() -> bool:
-            found = {
-                line.fields["partition"] for running in self for line in running.lines("acquired")
-            }
+            found = {line.fields["partition"] for running in self for line in running.lines("acquired")}
             return len(found) >= partitions
 
         await poll_until_async(acquired, timeout_s, f"{partitions} partitions are acquired")

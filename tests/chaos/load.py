@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
 
@@ -54,7 +54,7 @@ class Publisher:
         self._producer: Any = None
         self.records = 0
 
-    async def __aenter__(self) -> Publisher:
+    async def __aenter__(self) -> Self:
         self._producer = AIOKafkaProducer(
             bootstrap_servers=self._bootstrap,
             client_id="load",
@@ -142,7 +142,9 @@ def reused(profile: Profile, ids: int, rng: Random, *, abandoned: float = 0.2) -
         if not closes:
             del events[rng.randrange(len(events)) :]
         opening = [_opening(rollout_id, number, rng)]
-        renamed = (Sent.of(event.model_copy(update={"rollout_id": rollout_id}), packed=True) for event in events)
+        renamed = (
+            Sent.of(event.model_copy(update={"rollout_id": rollout_id}), packed=True) for event in events
+        )
         return Script(rollout_id, itertools.chain(opening, renamed), None, closes)
 
     return write
@@ -263,7 +265,11 @@ class Garbage:
         if self._rng.randrange(self._one_in):
             return []
         partition = self._rng.randrange(self._partitions)
-        keyed = [(b"{", "undecodable_record"), (b"[1]", "undecodable_record"), (b'{"event": "call_intent"}', "invalid_entry")]
+        keyed = [
+            (b"{", "undecodable_record"),
+            (b"[1]", "undecodable_record"),
+            (b'{"event": "call_intent"}', "invalid_entry"),
+        ]
         if self._rng.random() < 0.5:
             value, reason = self._rng.choice(keyed)
             assert record.key is not None
@@ -273,5 +279,3 @@ class Garbage:
         self.injected["invalid_key"] += 1
         key = self._rng.choice([None, b"", b"no/id", b"\xff"])
         return [Sent(key, self._rng.randbytes(20), partition)]
-
-

@@ -209,7 +209,9 @@ class Stage:
 
     def latencies_s(self) -> list[float]:
         """How long after its complete event each result was published, of those the tails have seen."""
-        appended = {(line.partition, line.offset): line.timestamp_ms for line in self.tails[Topic.TOKENS].lines}
+        appended = {
+            (line.partition, line.offset): line.timestamp_ms for line in self.tails[Topic.TOKENS].lines
+        }
         found = []
         for line in self.tails[Topic.TRAJECTORIES].lines:
             snapshot = orjson.loads(line.value or b"")["snapshot"]
@@ -264,9 +266,7 @@ async def stage(
         **(environment or {}),
     }
     async with AsyncExitStack() as stack:
-        publisher = await stack.enter_async_context(
-            Publisher(broker.direct, names[Topic.TOKENS], partitions)
-        )
+        publisher = await stack.enter_async_context(Publisher(broker.direct, names[Topic.TOKENS], partitions))
         fleet = await stack.enter_async_context(Fleet(settings, folder))
         made = Stage(
             broker, names, group, seed, seconds, report, fleet, publisher, folder, Random(seed), partitions

@@ -57,6 +57,7 @@ async def _kills(stage: Stage, wanted: int, spoil: Spoiler | None, rate: float =
         for _ in range(wanted):
             await asyncio.sleep(stage.rng.uniform(0.5, 1.5) * pause_s)
             victim = await poll_until_async(lambda: _someone(stage), POINT_S, "a worker is alive")
+            assert victim is not None
             victim.kill()
     injected = sum(spoil.injected.values()) if isinstance(spoil, Garbage) else 0
     settled_s = await stage.settle(letters=injected)
@@ -75,7 +76,9 @@ class Trap:
     """Holds one worker's request of one kind, the ``number``-th from now: ``sprung`` is set when it is there, and setting
     ``release`` lets it go on to what ``verdict`` says."""
 
-    def __init__(self, client_id: str, api_key: int, number: int = 1, verdict: Verdict = Verdict.PASS) -> None:
+    def __init__(
+        self, client_id: str, api_key: int, number: int = 1, verdict: Verdict = Verdict.PASS
+    ) -> None:
         self._client_id = client_id
         self._api_key = api_key
         self._number = number

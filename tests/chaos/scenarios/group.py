@@ -31,7 +31,9 @@ async def join_and_leave(stage: Stage) -> None:
     report.at_most("takeover after kill -9", max(crashed), SESSION_S + TAKEOVER_SLACK_S, "s")
     report.tell("largest replay", max(stage.replay_sizes()), "records")
     await stage.conclude()
-    report.at_most("longest silence of a partition", stage.longest_silence_s(), SESSION_S + TAKEOVER_SLACK_S, "s")
+    report.at_most(
+        "longest silence of a partition", stage.longest_silence_s(), SESSION_S + TAKEOVER_SLACK_S, "s"
+    )
 
 
 async def _start_one_after_the_other(stage: Stage, total: int) -> None:

@@ -45,7 +45,9 @@ async def stuck_rollout(stage: Stage) -> None:
     await stage.fleet.until_owner("worker", stage.partitions)
     replayed = stage.replay_sizes()[-stage.partitions :]
     stage.report.at_most(f"replay of {stage.publisher.records} records", max(replayed), REPLAY_RECORDS_MAX)
-    await poll_until_async(lambda: _timed_out(stage), STUCK_TIMEOUT_S + SLACK_S, "the stuck rollout times out")
+    await poll_until_async(
+        lambda: _timed_out(stage), STUCK_TIMEOUT_S + SLACK_S, "the stuck rollout times out"
+    )
     await stage.send(Sent.of(complete(STUCK)), Sent.of(entry(STUCK, "late", [1], [2])))
     await stage.settle(others + 1, letters=1)
     await stage.conclude(Claims(may_time_out={STUCK}))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.chaos.proxy import END_TXN, PRODUCE, Proxy, Request, Verdict, let_pass
 from tests.chaos.load import rollouts
+from tests.chaos.proxy import END_TXN, PRODUCE, Proxy, Request, Verdict, let_pass
 from tests.chaos.registry import scenario
 from tests.chaos.stage import Stage
 
@@ -82,8 +82,6 @@ async def ambiguous_commits(stage: Stage) -> None:
         stage.report.tell("leases lost", len(stage.fleet.lines("lease_lost")))
         stage.report.equal("workers that ended", stage.fleet.restarts, 0)
         await stage.conclude()
-
-
 
 
 class LateCommit:

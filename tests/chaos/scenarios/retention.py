@@ -82,5 +82,3 @@ async def _reasons(stage: Stage) -> dict[str, list[str]]:
 
 def _count(reasons: dict[str, list[str]], names: list[str]) -> int:
     return sum("input_expired" in reasons.get(name, ()) for name in names)
-
-

@@ -14,7 +14,6 @@ from rich.table import Table
 from freezepoint.cli.common import FAILED, Broker, TopicPrefix, error_line, load_settings, note, run_async
 from freezepoint.cli.progress import text_progress
 from freezepoint.demo import DemoReport, apart, demo_profiles, embedded, run_demo
-from freezepoint.telemetry import logs
 from freezepoint_schemas.results import Result
 
 PIPED_WIDTH = 120
@@ -38,7 +37,6 @@ def demo(
     Without --broker everything lives in a temporary folder. With it, topics of the demo's own are created there.
     """
     settings = load_settings(broker, topic_prefix)
-    logs.configure("warning")
     began = time.monotonic()
     with ExitStack() as stack:
         if broker is None:
