@@ -16,6 +16,7 @@ from freezepoint.simulate import differences as differences_from_truth
 from freezepoint_schemas import codec
 from freezepoint_schemas.headers import (
     ERROR_CLASS,
+    ERROR_MESSAGE,
     ERROR_OFFSET,
     ERROR_PARTITION,
     ERROR_TOPIC,
@@ -29,7 +30,7 @@ from tests.chaos.tails import Line
 
 SHOWN_MAX = 12
 _WORKERS_OWN = frozenset(
-    {ERROR_CLASS, ERROR_OFFSET, ERROR_PARTITION, ERROR_TOPIC, ORIGINAL_PART, ORIGINAL_SIZE}
+    {ERROR_CLASS, ERROR_MESSAGE, ERROR_OFFSET, ERROR_PARTITION, ERROR_TOPIC, ORIGINAL_PART, ORIGINAL_SIZE}
 )
 
 
