@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import ProducerClosed
+from aiokafka.errors import KafkaConnectionError, ProducerClosed
 
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import KafkaSettings
@@ -25,9 +26,14 @@ METADATA_MAX_AGE_MS = 60_000
 RETRY_BACKOFF_MS = 50
 """Also how soon a fencing producer asks again while its predecessor's transaction is being aborted."""
 
+CONNECTION_KEYS = frozenset({
+    "client_id", "request_timeout_ms", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username",
+    "sasl_plain_password",
+})  # fmt: skip
 IDLE_CONNECTION_MS = 540_000
 FETCH_WAIT_MS = 500
 CLOSE_GRACE_S = 5.0
+SEVER_GRACE_S = 1.0
 
 
 def connection_arguments(bootstrap: str, settings: KafkaSettings) -> dict[str, Any]:
@@ -155,11 +161,32 @@ class Clients:
         try:
             async with asyncio.timeout(self.timeout_s):
                 await client.start()
-        except BaseException as error:
+        except CLIENT_ERRORS as error:
             self.dispose(client)
-            if isinstance(error, CLIENT_ERRORS):
-                raise translate(error, f"{doing} at {self.bootstrap}") from error
+            refused = await self._refusal() if isinstance(error, KafkaConnectionError) else None
+            raise refused or translate(error, f"{doing} at {self.bootstrap}") from error
+        except BaseException:
+            self.dispose(client)
             raise
+
+    async def _refusal(self) -> ConfigurationError | None:
+        """Whether we were refused rather than not answered. The client only logs why it could not connect, so that this
+        asks once more, and only where there is something to refuse."""
+        if self.settings.security_protocol == "PLAINTEXT":
+            return None
+        wanted = {key: value for key, value in self.connection.items() if key in CONNECTION_KEYS}
+        host, port, _ = next(iter(collect_hosts(self.connection["bootstrap_servers"])))
+        try:
+            connection = await create_conn(host, port, **wanted)
+        except ssl.SSLError as error:
+            return ConfigurationError(
+                f"TLS with {host}:{port} failed: {one_line(error)}; check kafka.security_protocol and kafka.ssl_ca_file"
+            )
+        except CLIENT_ERRORS as error:
+            refused = translate(error, f"connecting at {host}:{port}")
+            return refused if isinstance(refused, ConfigurationError) else None
+        await connection.close()
+        return None
 
     async def close(self, client: Any) -> None:
         """Close a client; one that is stuck is cut off after a grace. Cancelling this does not leave it open."""
@@ -199,9 +226,6 @@ def _drop_pending(producer: Any) -> None:
     accumulator.fail_all(ProducerClosed())
     for batch in batches:
         retrieve(batch._drain_waiter)  # noqa: SLF001 - failed too, and nobody may be waiting for it
-    sender = producer._sender.sender_task  # noqa: SLF001
-    if sender is not None:
-        sender.cancel()
     manager = producer._txn_manager  # noqa: SLF001
     if manager is not None and manager.wait_for_transaction_end() is not None:
         retrieve(manager.wait_for_transaction_end())
@@ -217,19 +241,27 @@ def retrieve(future: asyncio.Future[Any]) -> None:
     future.add_done_callback(look)
 
 
-async def _bounded(stop: Coroutine[Any, Any, None], sever: Callable[[], Awaitable[None]]) -> None:
+async def _bounded(stop: Coroutine[Any, Any, None], sever: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run ``stop``; after a grace close the connections under it, which ends what it waits for, then cancel it.
 
-    Without a broker ``stop`` hangs: the producer's on a flush, the consumer's on a rejoin or the leave request.
+    Without a broker ``stop`` hangs: the producer's on a flush, the consumer's on a rejoin or the leave request. It may
+    also end early by an error or a cancellation of a task of its own, so that the connections are closed in any case.
     """
-    task = asyncio.ensure_future(stop)
+    task = asyncio.create_task(stop)
     done, _ = await asyncio.wait({task}, timeout=CLOSE_GRACE_S)
     if not done:
-        await asyncio.wait({asyncio.ensure_future(sever())}, timeout=CLOSE_GRACE_S)
-        done, _ = await asyncio.wait({task}, timeout=1.0)
-    if not done:
-        task.cancel()
-        await asyncio.wait({task}, timeout=1.0)
-        await asyncio.wait({asyncio.ensure_future(sever())}, timeout=CLOSE_GRACE_S)
+        await _at_most(sever(), SEVER_GRACE_S)
+        await _at_most(task, SEVER_GRACE_S)
+    await _at_most(sever(), SEVER_GRACE_S)
     if task.done() and not task.cancelled() and task.exception() is not None:
         log.debug("a client closed with an error", exc_info=task.exception())
+
+
+async def _at_most(work: Coroutine[Any, Any, None] | asyncio.Task[None], timeout_s: float) -> None:
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    if not done:
+        task.cancel()
+        await asyncio.wait({task}, timeout=timeout_s)
+    if task.done():
+        retrieve(task)

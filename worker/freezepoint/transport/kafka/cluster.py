@@ -11,7 +11,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import TopicPartition
 
-from freezepoint.errors import BrokerUnavailableError
+from freezepoint.errors import BrokerError, BrokerUnavailableError
 from freezepoint.transport.kafka.client import Clients
 from freezepoint.transport.kafka.faults import missing_topic, translate, translated
 from freezepoint_schemas.topics import Topic, TopicNames
@@ -34,20 +34,28 @@ class Cluster:
         self._admin: Any = None
         self._consumer: Any = None
         self._starting = asyncio.Lock()
+        self._closed = False
         self._limits: dict[Topic, int] = {}
+        self._looked_at: set[Topic] = set()
 
     async def admin(self) -> Any:
         async with self._starting:
+            self._require_open()
             if self._admin is None:
                 admin = self.clients.admin()
                 await self.clients.start(admin, "connecting")
                 self._admin = admin
             return self._admin
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BrokerError("the transport is closed")
+
     async def _offsets(self) -> Any:
         """A consumer that never reads. One that does would answer late: a broker works off a connection's requests one by
         one, and a fetch that waits for records holds up those behind it, half a second each."""
         async with self._starting:
+            self._require_open()
             if self._consumer is None:
                 consumer = self.clients.consumer()
                 await self.clients.start(consumer, "connecting")
@@ -55,6 +63,7 @@ class Cluster:
             return self._consumer
 
     async def close(self) -> None:
+        self._closed = True
         made = [client for client in (self._admin, self._consumer) if client is not None]
         self._admin = self._consumer = None
         for client in made:
@@ -123,7 +132,7 @@ class Cluster:
 
         :raises MissingTopicError: one does not exist.
         """
-        unknown = [topic for topic in topics if topic not in self._limits]
+        unknown = [topic for topic in topics if topic not in self._looked_at]
         if not unknown:
             return
         names = [self.names[topic] for topic in unknown]
@@ -134,6 +143,7 @@ class Cluster:
         configs = await self._configs_or_nothing(names)
         for topic, name in zip(unknown, names, strict=True):
             self._limits[topic] = int(configs.get(name, {}).get(LIMIT) or RECORD_BYTES_FALLBACK)
+        self._looked_at.update(unknown)
 
     async def _configs_or_nothing(self, names: list[str]) -> Mapping[str, Mapping[str, str]]:
         """A missing right to read configurations, or a failure to, costs a conservative limit and nothing else."""
@@ -145,7 +155,7 @@ class Cluster:
             return {}
 
     def record_bytes_max(self, topic: Topic) -> int:
-        """The topic's record limit, once prepared."""
+        """The topic's record limit, as last looked at."""
         return self._limits[topic]
 
     @property
@@ -159,8 +169,9 @@ class Cluster:
         return min(BATCH_BYTES_MAX, min(self._limits.values()) - BATCH_FRAMING_BYTES)
 
     def forget(self) -> None:
-        """Look anew before the next record: after a failure a topic may be gone, or its limit lowered."""
-        self._limits.clear()
+        """Look anew at the next preparation: after a failure a topic may be gone, or its limit lowered. What was known
+        stays in use until then, by others too."""
+        self._looked_at.clear()
 
     async def configs(
         self, names: Iterable[str], keys: Iterable[str] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from aiokafka import errors as kafka
@@ -93,8 +93,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     ),
     (
         kafka.TransactionalIdAuthorizationFailed,
-        "not authorized while {doing}: grant this user WRITE and DESCRIBE on the transactional ids that begin with "
-        "kafka.transactional_id_prefix",
+        "not authorized while {doing}: grant this user WRITE on the transactional ids kafka.transactional_id_prefix begins",
     ),
     (
         kafka.ClusterAuthorizationFailedError,
@@ -135,9 +134,12 @@ def _refused(error: BaseException, doing: str) -> ConfigurationError | None:
 
 def _topics(error: BaseException) -> str:
     """The client hands over a name, or a set of names, as the error's only argument."""
-    named = error.args[0] if error.args else "the topics"
-    names = [named] if isinstance(named, str) else sorted(str(name) for name in named)
-    return f"topic {', '.join(names)}"
+    named = error.args[0] if error.args else None
+    if isinstance(named, str):
+        return f"topic {named}"
+    if isinstance(named, Collection):
+        return f"topic {', '.join(sorted(str(name) for name in named))}"
+    return "the topics"
 
 
 def _rights(doing: str) -> str:

@@ -63,6 +63,7 @@ class Intake:
         self._changed: asyncio.Future[None] | None = None
         self._signs: Any = None
         self._silent_s = 0.0
+        self._left = False
 
     async def open(self) -> None:
         """Join. Subscribing after the start keeps ``start`` from waiting for a first assignment, which other members
@@ -128,7 +129,14 @@ class Intake:
             delivery.next_offset = messages[-1].offset + 1
             delivery.in_hand += len(records)
             taken.append((delivery, records))
+            self._let_others_first(source)
         return taken
+
+    def _let_others_first(self, source: TopicPartition) -> None:
+        """The client would drain one partition to the end of what it has fetched, megabytes, before it looks at the next."""
+        fetched = self._consumer._fetcher._records  # noqa: SLF001 - an ordered dict, drained from its front
+        if source in fetched:
+            fetched.move_to_end(source)
 
     def _hand_out(self) -> dict[int, Sequence[InputRecord]]:
         """What the finished task took, of partitions still delivered as they were then."""
@@ -183,6 +191,8 @@ class Intake:
 
     def _raise_if_dead(self) -> None:
         """The client reports the death of its coordination task, but not of the one that fetches."""
+        if self._left:
+            raise BrokerError(f"this member has left the group {self._group}")
         fetching = self._consumer._fetcher.error_future  # noqa: SLF001 - see above
         if fetching.done():
             reason = "" if fetching.cancelled() else f": {fetching.exception()}"
@@ -291,8 +301,12 @@ class Intake:
 
     async def close(self) -> None:
         """Leave the group, so that its partitions move at once and not at the session's timeout."""
+        self.epoch += 1
+        self.assigned, self.rebalancing = frozenset(), True
+        self._deliveries.clear()
         if self._consumer is None:
             return
+        self._left = True
         await self._clients.close(self._consumer)
         if self._fetching is not None:
             self._fetching.cancel()

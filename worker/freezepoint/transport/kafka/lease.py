@@ -91,7 +91,7 @@ class KafkaLease:
 
     async def commit_hint(self, offset: int) -> None:
         """Only as the partition's owner, and whatever comes of it: the ledger holds what counts."""
-        if self._intake.is_delivered(self._delivery) and self._publisher.alive:
+        if self._intake.is_delivered(self._delivery) and not self._publisher.ended:
             try:
                 await self._intake.commit(self.partition, offset)
             except FreezepointError:

@@ -50,6 +50,7 @@ class KafkaMember:
             self._cluster,
             f"{self._cluster.clients.settings.transactional_id_prefix}.{self._topic}.{partition}",
         )
+        self._publishers = {known for known in self._publishers if not known.ended} | {publisher}
         try:
             partition_count = await self._partition_count()
             await publisher.start()
@@ -63,7 +64,6 @@ class KafkaMember:
             publisher.discard()
             raise
         acquired = Acquired(partition, generation, partition_count, log_start, log_end, committed, ledger)
-        self._publishers = {known for known in self._publishers if known.alive} | {publisher}
         return KafkaLease(acquired, publisher, self._intake, self._cluster)
 
     async def _prove(self, partition: int, epoch: int, log_start: int) -> int | None:

@@ -26,10 +26,8 @@ class Publisher:
         self._transactional_id = transactional_id
         self._turn = asyncio.Lock()
         self._producer: Any = None
-
-    @property
-    def alive(self) -> bool:
-        return self._producer is not None
+        self.ended = False
+        """Discarded or closed: it publishes no more."""
 
     async def start(self) -> None:
         """Fence the predecessor and settle its transaction; returns once that is aborted or committed for good.
@@ -45,6 +43,8 @@ class Publisher:
         )
         await self._cluster.clients.start(producer, f"starting the producer {self._transactional_id}")
         self._producer = producer
+        if self.ended:
+            self.discard()
 
     async def publish(self, records: Sequence[OutputRecord]) -> None:
         """All records or none.
@@ -82,6 +82,7 @@ class Publisher:
 
     def discard(self) -> None:
         """Let go of the producer without sending or ending anything."""
+        self.ended = True
         if self._producer is not None:
             producer, self._producer = self._producer, None
             self._cluster.clients.dispose(producer, unflushed=True)
@@ -89,6 +90,7 @@ class Publisher:
     async def close(self) -> None:
         """Wait for the publication in hand, then free the producer."""
         async with self._turn:
+            self.ended = True
             if self._producer is not None:
                 producer, self._producer = self._producer, None
                 await self._cluster.clients.close(producer)

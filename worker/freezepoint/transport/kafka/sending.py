@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import random
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from freezepoint.core.records import OutputRecord
@@ -43,31 +44,32 @@ async def send_all(producer: Any, records: Iterable[OutputRecord], cluster: Clus
 
 async def _enqueue(producer: Any, record: OutputRecord, cluster: Cluster) -> asyncio.Future[Any]:
     name = cluster.names[record.topic]
-    value = record.value
-    if record.key is None and value is None:
-        value = b""  # legal in Kafka, but the client asserts that a record has a key or a value
-    future: asyncio.Future[Any] = await producer.send(
-        name,
-        value,
-        record.key,
-        partition=await _partition(producer, name, record),
-        headers=list(record.headers),
-    )
+    partition = _partition(name, record, await producer.partitions_for(name))
+    headers = list(record.headers)
+    future: asyncio.Future[Any]
+    if record.key is None and record.value is None:
+        # Legal in Kafka, but the client's send asserts that there is a key or a value; its batches do not.
+        batch = producer.create_batch()
+        batch.append(key=None, value=None, timestamp=None, headers=headers)
+        future = await producer.send_batch(batch, name, partition=partition)
+    else:
+        future = await producer.send(name, record.value, record.key, partition=partition, headers=headers)
     retrieve(future)
     return future
 
 
-async def _partition(producer: Any, name: str, record: OutputRecord) -> int | None:
+def _partition(name: str, record: OutputRecord, known: Collection[int]) -> int:
     """By the live metadata, so that a grown topic is noticed as by every other producer. Without a key: any."""
-    known = await producer.partitions_for(name)
-    if record.partition is not None:
-        if record.partition not in known:
-            raise ConfigurationError(
-                f"topic {name} has {len(known)} partitions, and a record belongs on number {record.partition}: the "
-                "tokens and ledger topics need the same count (freezepoint topics check)"
-            )
-        return record.partition
-    return None if record.key is None else partition_for(record.key, len(known))
+    if record.partition is None:
+        return (
+            partition_for(record.key, len(known)) if record.key is not None else random.choice(sorted(known))
+        )
+    if record.partition not in known:
+        raise ConfigurationError(
+            f"topic {name} has {len(known)} partitions, and a record belongs on number {record.partition}: the tokens and "
+            "ledger topics need the same count (freezepoint topics check)"
+        )
+    return record.partition
 
 
 async def _acknowledged(futures: list[asyncio.Future[Any]]) -> None:

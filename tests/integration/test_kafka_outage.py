@@ -1,0 +1,116 @@
+"""A broker that cannot be reached, or dies and comes back."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import pytest
+
+from freezepoint.errors import BrokerError, BrokerUnavailableError
+from freezepoint.transport.kafka import KafkaTransport
+from freezepoint_schemas.topics import Topic, TopicNames
+from kafka_local import LocalKafka
+from tests.integration.kafka_kit import (
+    FAST,
+    SETTINGS,
+    owner,
+    progress,
+    receive,
+    token,
+    transport,
+)
+from tests.polling import poll_until_async
+
+NOWHERE = "127.0.0.1:9"
+
+
+async def test_an_unreachable_broker_is_named_at_once(unique_prefix: str) -> None:
+    async with KafkaTransport(NOWHERE, TopicNames(unique_prefix), FAST) as made:
+        for attempt in (made.producer, lambda: made.join("group"), lambda: made.reader(Topic.TOKENS)):
+            began = time.monotonic()
+            with pytest.raises(
+                BrokerUnavailableError, match=r"no answer from the broker while .*127.0.0.1:9"
+            ):
+                await attempt()
+            assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.slow
+async def test_a_member_and_a_lease_outlive_a_killed_broker(
+    local_kafka: LocalKafka, unique_prefix: str
+) -> None:
+    settings = SETTINGS.model_copy(update={"request_timeout_ms": 30_000})
+    async with transport(local_kafka.bootstrap, unique_prefix, settings) as made:
+        producer = await made.producer()
+        await producer.send([token("a")])
+        member, lease = await owner(made, unique_prefix)
+        await lease.start(0)
+        assert [record.offset for record in await receive(member, 1)] == [0]
+        await lease.publish([progress("before")])
+        local_kafka.kill()
+        restarting = asyncio.create_task(asyncio.to_thread(local_kafka.restart))
+        publishing = asyncio.create_task(lease.publish([progress("during")]))
+        generation = (await member.poll(0, 1)).generation
+        offsets: list[int] = []
+        sent = False
+
+        async def delivered() -> bool:
+            nonlocal generation, lease, sent
+            poll = await member.poll(0.1, 10)
+            offsets.extend(record.offset for record in poll.records.get(0, ()))
+            if restarting.done() and not sent:
+                await producer.send([token("b")])
+                sent = True
+            if poll.generation != generation and poll.assigned:
+                generation = poll.generation
+                await lease.close()
+                lease = await member.acquire(0)
+                await lease.start(1)
+            return 1 in offsets
+
+        await poll_until_async(delivered, 60.0, "the record sent after the restart")
+        await restarting
+        await asyncio.wait({publishing})
+        await lease.close()
+        again = await member.acquire(0)
+        landed = [record.value for record in again.ledger]
+        assert (
+            landed == [b"during"] if publishing.exception() is None else landed in ([b"before"], [b"during"])
+        )
+        await again.publish([progress("after")])
+
+
+@pytest.mark.slow
+async def test_without_a_broker_everything_fails_in_time_and_closes_in_time(
+    local_kafka: LocalKafka, unique_prefix: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(transport(local_kafka.bootstrap, unique_prefix, FAST))
+        producer = await made.producer()
+        await producer.send([token("a")])
+        member, lease = await owner(made, unique_prefix)
+        await lease.start(0)
+        await receive(member, 1)
+        reader = await made.reader(Topic.TOKENS)
+        local_kafka.kill()
+
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailableError):
+            await producer.send([token("b")])
+        with pytest.raises(BrokerError):
+            await lease.publish([progress("lost")])
+        with pytest.raises(BrokerUnavailableError):
+            await lease.caught_up()
+        with pytest.raises(BrokerUnavailableError):
+            await reader.at_end()
+        with pytest.raises(BrokerUnavailableError):
+            await member.acquire(0)
+        await lease.commit_hint(1)
+        assert time.monotonic() - began < 15.0
+
+        with pytest.raises(BrokerUnavailableError, match="restart this process"):
+            await receive(member, 1)
+
+        began = time.monotonic()
+        await stack.aclose()
+        assert time.monotonic() - began < 30.0

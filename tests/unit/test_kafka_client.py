@@ -1,0 +1,138 @@
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from freezepoint.errors import ConfigurationError
+from freezepoint.settings import KafkaSettings
+from freezepoint.transport.kafka.client import Clients, connection_arguments
+
+SECRET = "correct horse battery staple"
+
+
+def arguments(**settings: Any) -> dict[str, Any]:
+    return connection_arguments("one:9092,two:9092", KafkaSettings(**settings))
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate, its key, and the key encrypted with SECRET."""
+    folder = tmp_path_factory.mktemp("pem")
+    make = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=freezepoint -keyout key.pem -out cert.pem"
+    encrypt = f"rsa -aes256 -passout pass:{SECRET.replace(' ', '-')} -in key.pem -out locked.pem"
+    try:
+        for command in (make, encrypt):
+            subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return folder
+
+
+def test_plaintext_carries_neither_credentials_nor_tls() -> None:
+    made = arguments()
+    assert made["bootstrap_servers"] == ["one:9092", "two:9092"]
+    assert made["security_protocol"] == "PLAINTEXT"
+    assert not [name for name in made if name.startswith(("sasl", "ssl"))]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_credentials_reach_the_client(protocol: str, mechanism: str) -> None:
+    made = arguments(
+        security_protocol=protocol,
+        sasl_mechanism=mechanism,
+        sasl_username="alice",
+        sasl_password=SecretStr(SECRET),
+    )
+    assert made["sasl_mechanism"] == mechanism
+    assert (made["sasl_plain_username"], made["sasl_plain_password"]) == ("alice", SECRET)
+    assert ("ssl_context" in made) == (protocol == "SASL_SSL")
+
+
+@pytest.mark.parametrize("given", [{}, {"sasl_username": "alice"}, {"sasl_password": SecretStr(SECRET)}])
+def test_missing_credentials_name_the_settings(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="FREEZEPOINT_KAFKA__SASL_PASSWORD") as caught:
+        arguments(security_protocol="SASL_SSL", **given)
+    assert SECRET not in str(caught.value)
+
+
+def test_tls_verifies_certificates_and_hostnames() -> None:
+    context: ssl.SSLContext = arguments(security_protocol="SSL")["ssl_context"]
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+def test_not_checking_the_hostname_still_verifies_the_certificate(pem: Path) -> None:
+    context: ssl.SSLContext = arguments(
+        security_protocol="SSL", ssl_ca_file=pem / "cert.pem", ssl_check_hostname=False
+    )["ssl_context"]
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert not context.check_hostname
+    assert [dict(item[0] for item in ca["subject"])["commonName"] for ca in context.get_ca_certs()] == [
+        "freezepoint"
+    ]
+
+
+def test_client_certificates_with_an_open_and_a_locked_key(pem: Path) -> None:
+    arguments(security_protocol="SSL", ssl_cert_file=pem / "cert.pem", ssl_key_file=pem / "key.pem")
+    password = SecretStr(SECRET.replace(" ", "-"))
+    arguments(
+        security_protocol="SSL",
+        ssl_cert_file=pem / "cert.pem",
+        ssl_key_file=pem / "locked.pem",
+        ssl_key_password=password,
+    )
+
+
+@pytest.mark.parametrize("password", [None, SecretStr("wrong")])
+def test_a_locked_key_without_its_password_neither_prompts_nor_tells(
+    pem: Path, password: SecretStr | None
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"kafka\.ssl_key_password cannot be used") as caught:
+        arguments(
+            security_protocol="SSL",
+            ssl_cert_file=pem / "cert.pem",
+            ssl_key_file=pem / "locked.pem",
+            ssl_key_password=password,
+        )
+    assert "wrong" not in str(caught.value)
+
+
+def test_a_missing_ca_file_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"kafka\.ssl_ca_file /nowhere/ca\.pem: FileNotFoundError"):
+        arguments(security_protocol="SSL", ssl_ca_file=Path("/nowhere/ca.pem"))
+
+
+async def test_the_consumer_never_commits_resets_or_reads_uncommitted_by_itself() -> None:
+    clients = Clients("one:9092", KafkaSettings(session_timeout_ms=45_000, partition_fetch_bytes=12_345))
+    consumer = clients.consumer("group")
+    try:
+        assert consumer._enable_auto_commit is False
+        assert consumer._auto_offset_reset == "none"
+        assert consumer._isolation_level == "read_committed"
+        assert consumer._check_crcs is True
+        assert [assignor.name for assignor in consumer._partition_assignment_strategy] == ["range"]
+        assert consumer._rebalance_timeout_ms == 45_000
+        assert consumer._max_partition_fetch_bytes == 12_345
+    finally:
+        await clients.close(consumer)
+
+
+async def test_every_producer_is_idempotent_and_waits_for_all_replicas() -> None:
+    clients = Clients("one:9092", KafkaSettings(compression="zstd", transaction_timeout_ms=12_345))
+    for transactional_id in (None, "prefix.topic.0"):
+        producer = clients.producer(
+            batch_bytes=1_000, record_bytes_max=2_000, linger_ms=0, transactional_id=transactional_id
+        )
+        try:
+            assert producer._sender._acks == -1
+            assert producer._txn_manager.transactional_id == transactional_id
+            assert producer._compression_type == "zstd"
+            assert producer._max_request_size == 2_000
+            if transactional_id:
+                assert producer._txn_manager.transaction_timeout_ms == 12_345
+        finally:
+            await clients.close(producer)
