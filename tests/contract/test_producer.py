@@ -70,8 +70,18 @@ async def test_an_explicit_partition_wins(cluster: Cluster) -> None:
     assert record.partition == elsewhere
 
 
-@pytest.mark.parametrize("key", [None, b"", b"\x00\xff"])
-@pytest.mark.parametrize("value", [None, b"", b"\x00\xff"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b"v"),
+        (b"", b"v"),
+        (b"\x00\xff", b"\x00\xff"),
+        (b"r", None),
+        (b"r", b""),
+        (None, b""),
+        (b"", None),
+    ],
+)
 async def test_keys_and_values_come_back_as_they_were(
     cluster: Cluster, key: bytes | None, value: bytes | None
 ) -> None:

@@ -11,9 +11,10 @@ import contextlib
 import os
 import random
 import sqlite3
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,17 +103,22 @@ def _check_path(path: Path) -> None:
 def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=settings.busy_timeout_ms / 1000, isolation_level=None)
     try:
-        _refuse_foreign(connection, path)
+        with snapshot(connection):  # somebody else's file must stay as it is, so nothing is written before
+            new = _is_new(connection, path)
         _configure(connection, path, settings)
-        _create_tables(connection, path)
+        if new:
+            _create_tables(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is new; asked before anything is written, since somebody else's file must stay as it is."""
+def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is empty; asked in a transaction, since another process may be creating it.
+
+    :raises ConfigurationError: it is not ours, or newer than we are.
+    """
     identity, version = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
     )
@@ -139,10 +145,8 @@ def _configure(connection: sqlite3.Connection, path: Path, settings: SqliteSetti
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
     """All or nothing: the mark that says the file is ours is part of the transaction."""
-    if not _refuse_foreign(connection, path):
-        return
     with writing(connection):
-        if _refuse_foreign(connection, path):
+        if _is_new(connection, path):
             for statement in TABLES:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -236,6 +240,8 @@ class WriteConnection(_OnThread):
     def __init__(self, path: Path, settings: SqliteSettings) -> None:
         super().__init__(path, settings)
         self._waiting: deque[tuple[Job[Any], Future[Any]]] = deque()
+        self._lock = threading.Lock()
+        self._draining = False
 
     async def run(self, job: Job[T]) -> T:
         """The job's result, once it is committed.
@@ -245,37 +251,43 @@ class WriteConnection(_OnThread):
         """
         self._check_open()
         future: Future[T] = Future()
-        self._waiting.append((job, future))
-        self._thread.submit(self._commit_waiting)
+        with self._lock:
+            self._waiting.append((job, future))
+            idle, self._draining = not self._draining, True
+        if idle:
+            self._thread.submit(self._drain)
         try:
             return await asyncio.wrap_future(future)
         except sqlite3.Error as error:
             raise broker_error(error, self._path) from error
 
-    def _commit_waiting(self) -> None:
-        """Do all that waits. One call is queued for each job; those that find theirs done return at once."""
-        batch = self._take_batch()
-        if not batch:
-            return
+    def _drain(self) -> None:
+        while batch := self._take_batch():
+            for (_, future), outcome in zip(batch, self._commit([job for job, _ in batch]), strict=True):
+                if isinstance(outcome, BaseException):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+
+    def _take_batch(self) -> list[tuple[Job[Any], Future[Any]]]:
+        """The jobs for the next transaction; none is the sign that the next :meth:`run` starts a new drain."""
+        batch: list[tuple[Job[Any], Future[Any]]] = []
+        with self._lock:
+            while self._waiting and len(batch) < JOBS_MAX:
+                job, future = self._waiting.popleft()
+                if future.set_running_or_notify_cancel():
+                    batch.append((job, future))
+            self._draining = bool(batch)
+        return batch
+
+    def _commit(self, jobs: Sequence[Job[Any]]) -> list[Any]:
+        """Each job's result or error, after the transaction that they shared."""
         try:
             connection = self._opened()
             with writing(connection, self._settings.busy_timeout_ms):
-                outcomes = [_attempt(connection, job) for job, _ in batch]
+                return [_attempt(connection, job) for job in jobs]
         except BaseException as error:  # noqa: BLE001 - it is the callers' to see, not this thread's
-            outcomes = [error] * len(batch)
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-    def _take_batch(self) -> list[tuple[Job[Any], Future[Any]]]:
-        batch: list[tuple[Job[Any], Future[Any]]] = []
-        while self._waiting and len(batch) < JOBS_MAX:
-            job, future = self._waiting.popleft()
-            if future.set_running_or_notify_cancel():
-                batch.append((job, future))
-        return batch
+            return [error] * len(jobs)
 
     def _opened(self) -> sqlite3.Connection:
         first = self._connection is None
