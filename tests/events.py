@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
-from freezepoint.core.ledger import Decided
+from freezepoint.core.ledger import Decided, Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import LogLimits
 from freezepoint.outbox import build
+from freezepoint.restore import _restore_carried
+from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import (
     CallCancelled,
@@ -23,7 +25,7 @@ from freezepoint_schemas.events import (
     TokenEntry,
 )
 from freezepoint_schemas.headers import Headers
-from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
+from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, ProgressRecord
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, partition_for
 
@@ -111,6 +113,7 @@ class Bench:
             group="test",
             record_bytes_max=config.pop("record_bytes_max", 1 << 20),
             limits=LogLimits(config.pop("bytes_max", 1 << 30), config.pop("entries_max", 1_000)),
+            rollout_timeout_s=config.pop("rollout_timeout_s", 3_600.0),
         )
         assert not config
         self.results: list[Result] = []
@@ -130,21 +133,36 @@ class Bench:
             if item.offset >= self.core.next_offset:
                 self.waiting += self.core.feed(item)
 
+    def carry(self) -> None:
+        """Carry every open life forward that may be, in a transaction of its own."""
+        outputs = [
+            output
+            for life in list(self.core.open.values())
+            if not self.core.book.waits(life.rollout_id) and not self.core._dead_letters
+            for output in self.core.carry(life, [])
+        ]
+        for output in [*outputs, *self.core.take([])]:
+            self._write(output)
+
     def commit(self, count: int | None = None) -> None:
         """Publish the first ``count`` waiting effects (default: all) in one transaction."""
         batch, self.waiting = self.waiting[:count], self.waiting[count:] if count is not None else []
-        published: list[tuple[Freeze, Result] | DeadLetter] = []
+        published: list[tuple[Freeze, Verdict] | DeadLetter] = []
         for effect in batch:
             if isinstance(effect, DeadLetter):
                 published.append(effect)
                 self.dead_letters.append(effect)
             else:
-                built = build(effect.log, "prefix_merging", "single_response")
+                built = build(effect.log, WorkerSettings())
                 assert built.record.value is not None
-                published.append((effect, built.result))
+                published.append((effect, built.verdict))
                 self.results.append(codec.decode_result(built.record.value))
         for output in self.core.take(published):
             self._write(output)
+
+    def carried_chunks(self) -> int:
+        """How many chunks of carried lives the ledger holds."""
+        return sum(CARRY_MARK in key and key != PROGRESS_KEY for key in self.ledger)
 
     def crash(self, start: int | None = None) -> None:
         """Lose everything but the ledger; read on from the watermark, or from an earlier offset."""
@@ -154,10 +172,13 @@ class Bench:
         self.waiting = []
         self.core = PartitionCore(self.config, next_offset=watermark if start is None else start)
         for key, value in self.ledger.items():
-            if key != PROGRESS_KEY:
+            if key != PROGRESS_KEY and CARRY_MARK not in key:
                 self.core.book.decided[key.decode()] = Decided.of(codec.decode_ledger(value))
         if progress is not None:
             self.core.dead_letters_through = progress.dead_letters_through
+            self.core.clock.now = progress.clock_seconds
+            self.core.clock.marks = list(progress.clock_marks)
+        _restore_carried(self.core, self.ledger)
 
     def run(self, records: Iterable[InputRecord]) -> list[Result]:
         """Fold in, publish all, return all results so far."""
@@ -168,8 +189,10 @@ class Bench:
     def _write(self, output: OutputRecord) -> None:
         assert output.topic is Topic.LEDGER
         assert output.key is not None
-        assert output.value is not None
-        self.ledger[output.key] = output.value
+        if output.value is None:
+            del self.ledger[output.key]
+        else:
+            self.ledger[output.key] = output.value
 
 
 def comparable(result: Result) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def digest(tokens: Sequence[int]) -> str:
 
 
 def referring(call: TokenEntry, target: TokenEntry, length: int | None = None, **wrong: Any) -> TokenEntry:
-    """The call with the first ``length`` tokens of its prompt (default: all they share) by reference to ``target``,
-    whose prompt is whole."""
+    """The call, the first ``length`` tokens of its prompt by reference to ``target`` (whose prompt is whole),
+    by default all that both share. ``wrong`` replaces what the reference says."""
     prompt, known = call.prompt_token_ids.tolist(), cumulative(target)
     length = _shared(prompt, known) if length is None else length
     prefix = {"call_id": target.model_call_id, "length": length, "digest": digest(prompt[:length]), **wrong}

@@ -229,11 +229,14 @@ class LocalKafka:
 
         Raises:
             MissingToolError: this machine cannot run a broker.
+            LocalKafkaError: the port is taken, or the broker runs already.
             BrokerFailedError: the broker died or gave no answer within 60 s.
         """
         if self.pid is not None:
             raise LocalKafkaError(f"the broker runs already, as process {self.pid}")
         java, jars = find_java(), fetch_jars(self.jars)
+        if not _is_free(self.port):
+            raise LocalKafkaError(f"{self.bootstrap} is taken or not permitted: choose another port")
         try:
             self._prepare_folder(java, jars)
             command = _java_command(java, jars, "kafka.Kafka", str(self._properties_file))
@@ -394,16 +397,20 @@ def _broker_answers(port: int) -> bool:
 
 def _free_port(other_than: int | None = None) -> int:
     for port in random.sample(PORTS, 200):
-        with socket.socket() as probe:
-            # As the JVM does, so that a port in TIME_WAIT counts as free for both or for none.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port != other_than:
+        if port != other_than and _is_free(port):
             return port
     raise LocalKafkaError(f"no free port between {PORTS.start} and {PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the JVM does, so that a port in TIME_WAIT counts as free for both or for none.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class _Child:

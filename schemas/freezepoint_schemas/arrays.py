@@ -10,6 +10,7 @@ import binascii
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,8 @@ def _checked_shape(shape: Any, size: int) -> tuple[int, ...]:
         count *= dimension
     if count != size:
         raise ArrayError(f"shape {shape} needs {count} values, data holds {size}")
+    if not count and shape[0]:
+        raise ArrayError(f"shape {shape} holds no values, so its first dimension must be 0")
     return tuple(shape)
 
 
@@ -168,13 +171,17 @@ def pack_floats(values: FloatArray) -> dict[str, Any]:
 def routed_experts(value: Any) -> Any:
     """Routed experts as they came: a packed object becomes its array, nested lists stay lists.
 
-    :raises ArrayError: neither of both.
+    :raises ArrayError: neither of both, or NaN or infinite, which JSON cannot hold: written plainly, all of them would
+        become the same null.
     """
-    if isinstance(value, Mapping):
-        return frozen(unpack(value))
-    if isinstance(value, np.ndarray | list):
+    if isinstance(value, list):
         return value
-    raise ArrayError("routed_experts must be nested arrays or a packed array")
+    if not isinstance(value, Mapping | np.ndarray):
+        raise ArrayError("routed_experts must be nested arrays or a packed array")
+    values = value if isinstance(value, np.ndarray) else unpack(value)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ArrayError("routed_experts must be finite")
+    return frozen(values)
 
 
 def integer_array(value: Any, dimensions: int = 3) -> AnyArray | None:
@@ -182,6 +189,8 @@ def integer_array(value: Any, dimensions: int = 3) -> AnyArray | None:
     dimensions or not of whole numbers: such values stay raw."""
     if isinstance(value, np.ndarray):
         return narrowed(value) if value.ndim == dimensions and value.dtype.kind in "iu" else None
+    if not _nests_integers(value, dimensions):
+        return None
     try:
         values = np.asarray(value)
     except (ValueError, OverflowError):
@@ -190,19 +199,20 @@ def integer_array(value: Any, dimensions: int = 3) -> AnyArray | None:
         return None
     if values.dtype.kind == "u" and values.size and int(values.max()) > 2**63 - 1:
         return None
-    return None if _holds_bool(value) else narrowed(values)
+    return narrowed(values)
 
 
-def _holds_bool(value: Any) -> bool:
-    """numpy reads true as 1; JSON does not."""
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        if current and isinstance(current[0], list):
-            pending.extend(current)
-        elif bool in set(map(type, current)):
-            return True
-    return False
+def _nests_integers(value: Any, dimensions: int) -> bool:
+    """Whether these are lists of that depth with integers alone in the innermost ones.
+
+    Asked before numpy sees them: it reads true as 1, and widens every string to the longest one.
+    """
+    level = [value]
+    for _ in range(dimensions):
+        if set(map(type, level)) != {list}:
+            return False
+        level = list(chain.from_iterable(level))
+    return set(map(type, level)) == {int}
 
 
 def narrowed(values: AnyArray) -> AnyArray:

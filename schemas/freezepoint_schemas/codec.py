@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
+import xxhash
 from pydantic import BaseModel, ValidationError
 
+from freezepoint_schemas.arrays import token_ids
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, RolloutClear
+from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, PromptPrefix, RolloutClear
 from freezepoint_schemas.ledger import LedgerRecord, ProgressRecord
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 
 _ARRAY_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-_OPAQUE_FIELDS = ("output_items", "routed_experts", "reward", "metadata")
 _DEPTH_IN_A_RESULT = 16
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -47,7 +50,7 @@ def event_from_object(rollout_id: str, body: Any) -> InputEvent:
             Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}"
         )
     fields = {**body, "rollout_id": rollout_id, "event": name}
-    _require_writable(fields)
+    _require_writable(EVENTS[name], fields)
     if name == "token_entry":
         _lift_inline_arrays(fields)
     return _validated(EVENTS[name], fields)
@@ -61,18 +64,19 @@ def event_name(body: dict[str, Any]) -> str | None:
     return name if isinstance(name, str) and name in EVENTS else None
 
 
-def _require_writable(fields: dict[str, Any]) -> None:
-    """JSON is read to a greater depth than it is written: what could not be written again, inside a result, is
-    refused before anything depends on it."""
-    nested: Any = [fields[name] for name in _OPAQUE_FIELDS if name in fields]
+def _require_writable(model: type[InputEvent], fields: dict[str, Any]) -> None:
+    """JSON is read to a greater depth than it is written, and an object from memory may hold what JSON cannot (integers
+    beyond 64 bit, lone surrogates): what could not be written again, inside a result, is refused before anything
+    depends on it. Token arrays have their own check."""
+    nested: Any = [
+        value for name, value in fields.items() if name in model.model_fields and name not in _ARRAY_FIELDS
+    ]
     for _ in range(_DEPTH_IN_A_RESULT):
         nested = [nested]
     try:
         orjson.dumps(nested, default=_nothing)
     except TypeError as error:
-        raise DecodeError(
-            Reason.INVALID_ENTRY, f"{', '.join(_OPAQUE_FIELDS)}: cannot be written as JSON again: {error}"
-        ) from None
+        raise DecodeError(Reason.INVALID_ENTRY, f"cannot be written as JSON again: {error}") from None
 
 
 def _nothing(_: Any) -> None:
@@ -103,12 +107,33 @@ def _lift_inline_arrays(fields: dict[str, Any]) -> None:
         inline = item.pop(name, None)
         if inline is None:
             continue
-        if fields.get(name) is None:
+        if name == "prompt_token_ids" and fields.get("prompt_prefix") is not None:
+            _compare_prompts(fields, inline)
+        elif fields.get(name) is None:
             fields[name] = inline
-        elif fields[name] != inline and not (name == "prompt_token_ids" and fields.get("prompt_prefix")):
+        elif fields[name] != inline:
             raise DecodeError(Reason.INVALID_ENTRY, f"{name} of the entry and of its output item differ")
     fields["output_items"] = [*items[:index], item, *items[index + 1 :]]
     fields["token_item_index"] = index
+
+
+def _compare_prompts(fields: dict[str, Any], inline: Any) -> None:
+    """A prompt by reference beside a whole one on an output item: the reference must say the same. Without the entry's
+    own tokens nobody could tell whether the item's come after the prefix or begin with it."""
+    try:
+        prefix = PromptPrefix.model_validate(fields["prompt_prefix"])
+        rest, whole = token_ids(fields.get("prompt_token_ids")), token_ids(inline)
+    except ValueError as error:
+        raise DecodeError(
+            Reason.INVALID_ENTRY, f"prompt_token_ids beside a prefix: {str(error)[:200]}"
+        ) from None
+    head, tail = whole[: prefix.length], whole[prefix.length :]
+    digest = xxhash.xxh3_128_hexdigest(head.astype("<i4", copy=False).data)
+    if head.size != prefix.length or digest != prefix.digest or not np.array_equal(tail, rest):
+        raise DecodeError(
+            Reason.INVALID_ENTRY,
+            "prompt_token_ids of an output item are not the prompt that the entry refers to",
+        )
 
 
 def _validated(model: type[_Model], fields: dict[str, Any]) -> _Model:
@@ -120,7 +145,7 @@ def _validated(model: type[_Model], fields: dict[str, Any]) -> _Model:
 
 def _first_problem(error: ValidationError) -> str:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    where = ".".join(str(part) for part in problems[0]["loc"]) or "record"
+    where = ".".join(str(part)[:100] for part in problems[0]["loc"]) or "record"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where[:100]}: {problems[0]['msg'][:200]}{more}"
 
@@ -133,7 +158,8 @@ def _loads(value: bytes) -> Any:
 
 
 def _short(value: Any) -> str:
-    return repr(value)[:80]
+    """The value in a few words. ``repr`` would recurse as deep as the value is nested, and write all of it first."""
+    return reprlib.repr(value)[:80]
 
 
 def encode_event(event: InputEvent, *, packed: bool = False) -> bytes:

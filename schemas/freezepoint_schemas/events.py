@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -134,7 +135,7 @@ class TokenEntry(Event):
     generation_token_ids: TokenIds
     generation_log_probs: LogProbs
     routed_experts: RoutedExperts | None = None
-    output_items: Annotated[list[Item], BeforeValidator(_item_list)] = Field(default_factory=list)
+    output_items: Annotated[list[Item], FailFast(), BeforeValidator(_item_list)] = Field(default_factory=list)
     token_item_index: Annotated[int, Field(ge=0)] | None = None
     created_at: Finite = 0.0
     parent_call_id: str | None = None

@@ -13,11 +13,34 @@ PROGRESS_KEY = b"!progress"
 """Key of a partition's progress record; ``!`` is outside the alphabet of rollout ids."""
 
 
+CARRY_MARK = b"!"
+"""Between a rollout id and ``<generation>.<chunk>`` in the key of a carried chunk."""
+
+
+class Carried(BaseModel):
+    """An open life's log was written into the ledger, in ``chunks`` under ``<rollout_id>!<generation>.<chunk>``: a replay
+    need not see its records at or below the offset ``through``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    through: int
+    generation: int
+    chunks: int
+
+    def keys(self, rollout_id: str) -> list[bytes]:
+        """The keys of its chunks, in order."""
+        return [
+            rollout_id.encode("ascii") + CARRY_MARK + f"{self.generation}.{chunk}".encode("ascii")
+            for chunk in range(self.chunks)
+        ]
+
+
 class LedgerRecord(BaseModel):
     """What is decided about one rollout id.
 
     ``freeze_offset``: of its last frozen life, -1 while none froze. ``clear_offset``: of its last clear, -1 without.
-    ``first_offset``: of its open life, -1 without. ``outcome`` and below speak of the last frozen life.
+    ``first_offset``: of its open life, -1 without. ``carried``: where the open life's log was carried to, if it was.
+    The others speak of the last frozen life.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -29,6 +52,7 @@ class LedgerRecord(BaseModel):
     snapshot_id: str | None = None
     outcome: Literal["delivered", "masked"] | None = None
     reasons: list[Reason] = Field(default_factory=list)
+    carried: Carried | None = None
 
 
 class ProgressRecord(BaseModel):
@@ -36,6 +60,8 @@ class ProgressRecord(BaseModel):
 
     ``watermark``: where a replay starts. ``applied_offset``: the last record folded in, with its append time in
     milliseconds. ``dead_letters_through``: every dead letter at or below this offset is published.
+    ``clock_seconds``: how long the partition has been worked on and caught up. ``clock_marks``: (offset, clock) pairs
+    in order, each saying that records below the offset had been applied by then; they place replayed records.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -47,4 +73,5 @@ class ProgressRecord(BaseModel):
     applied_offset: int
     applied_timestamp_ms: int
     dead_letters_through: int
-    idle_seconds: dict[str, float] = Field(default_factory=dict)
+    clock_seconds: float = 0.0
+    clock_marks: list[tuple[int, float]] = Field(default_factory=list)

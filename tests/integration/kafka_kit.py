@@ -10,7 +10,6 @@ from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint.transport.kafka.lease import KafkaLease
 from freezepoint.transport.kafka.member import KafkaMember
-from freezepoint.transport.kafka.wire import SetTopicConfigs
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.polling import poll_until_async
 
@@ -80,6 +79,18 @@ async def read_all(made: KafkaTransport, topic: Topic) -> list[InputRecord]:
     return records
 
 
+async def read_count(made: KafkaTransport, topic: Topic, count: int) -> list[InputRecord]:
+    """Everything, once it is so much: a commit returns when it is decided, and its markers are written after that."""
+    records: list[InputRecord] = []
+
+    async def enough() -> bool:
+        records[:] = await read_all(made, topic)
+        return len(records) >= count
+
+    await poll_until_async(enough, JOIN_S, f"{count} records in {topic}")
+    return records
+
+
 async def receive(
     member: KafkaMember, count: int, partition: int = 0, timeout_s: float = JOIN_S
 ) -> list[InputRecord]:
@@ -110,10 +121,8 @@ async def open_transaction(lease: KafkaLease, records: Sequence[OutputRecord]) -
 
 
 async def set_config(made: KafkaTransport, topic: Topic, values: dict[str, str]) -> None:
-    admin = await made._cluster.admin()
-    response = await admin._send_request(SetTopicConfigs(made.names[topic], values))
-    ((code, message, *_),) = response.responses
-    assert code == 0, message
+    """Set, and wait until the broker shows it; its log may follow a moment later."""
+    await made.admin()._set(made.names[topic], values)
 
 
 async def config(made: KafkaTransport, topic: Topic) -> dict[str, str]:

@@ -17,7 +17,7 @@ from freezepoint.transport.sqlite import SqliteTransport
 from freezepoint_schemas.topics import Topic, TopicNames
 
 SETTINGS = SqliteSettings(session_timeout_ms=1_500, heartbeat_interval_ms=100)
-VALUE = b"x" * 2_000
+VALUE = b"x" * 20_000
 
 
 def say(line: str) -> None:

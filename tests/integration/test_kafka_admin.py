@@ -20,9 +20,13 @@ def specs(made: KafkaTransport, partitions: int = 2) -> list[TopicSpec]:
 
 
 def wrong(findings: list[TopicFinding]) -> list[str]:
-    """The messages of what is not as it should be, without the topics' prefix."""
+    """What is not as it should be: the topic's name without its prefix, and the message."""
     assert all("\n" not in finding.message for finding in findings)
-    return [finding.message.partition("rollout-")[2] for finding in findings if not finding.ok]
+    return [
+        f"{finding.topic.partition('rollout-')[2]}: {finding.message}"
+        for finding in findings
+        if not finding.ok
+    ]
 
 
 async def test_applying_creates_what_is_missing_and_then_changes_nothing(
@@ -61,12 +65,9 @@ async def test_what_differs_is_named_with_its_reason_and_mended_alone(
         found = wrong(await made.admin().check(specs(made)))
         mend = "freezepoint topics apply"
         assert [message.removesuffix(f": {mend}") for message in found] == [
-            "tokens: cleanup.policy is compact, needs delete "
-            + "(all records of a rollout share a key, and compaction would destroy them)",
-            "tokens: message.timestamp.type is CreateTime, needs LogAppendTime "
-            + "(idle time is counted by the broker's clock)",
-            "ledger: retention.bytes is 1000000, needs -1 "
-            + "(size must not shorten it: it must outlive the tokens it speaks of)",
+            "tokens: cleanup.policy is compact, needs delete (compaction would destroy rollouts: all their records share a key)",
+            "tokens: message.timestamp.type is CreateTime, needs LogAppendTime (idle time is counted by the broker's clock)",
+            "ledger: retention.bytes is 1000000, needs -1 (size must not shorten it below the tokens' own)",
         ]
         assert all(message.endswith(mend) for message in found)
         applied = await made.admin().apply(specs(made))

@@ -9,6 +9,7 @@ import pytest
 
 from freezepoint.errors import BrokerError, MissingTopicError
 from freezepoint.transport.kafka.member import KafkaMember
+from freezepoint_schemas.topics import Topic
 from tests.integration.kafka_kit import (
     JOIN_S,
     SETTINGS,
@@ -211,3 +212,13 @@ async def test_joining_needs_the_tokens_topic(kafka_bootstrap: str, unique_prefi
             MissingTopicError, match=r"rollout-tokens does not exist.*freezepoint topics apply"
         ):
             await join(made, unique_prefix)
+
+
+async def test_a_member_says_so_when_its_topic_is_deleted(kafka_bootstrap: str, unique_prefix: str) -> None:
+    async with transport(kafka_bootstrap, unique_prefix) as made:
+        member, lease = await owner(made, unique_prefix)
+        await lease.start(0)
+        admin = await made._cluster.admin()
+        await admin.delete_topics([made.names[Topic.TOKENS]])
+        with pytest.raises(MissingTopicError, match="freezepoint topics apply"):
+            await receive(member, 1)

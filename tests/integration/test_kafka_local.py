@@ -15,6 +15,7 @@ import kafka_local
 from kafka_local import (
     BrokerFailedError,
     LocalKafka,
+    LocalKafkaError,
     MissingToolError,
     fetch_jars,
     find_java,
@@ -84,6 +85,13 @@ def test_a_broker_that_dies_says_why_and_leaves_nothing(kafka_jars: Path) -> Non
     with pytest.raises(BrokerFailedError, match=r"log\.retention\.ms"):
         broken.start()
     assert broken.pid is None
+
+
+def test_a_taken_port_is_said_in_one_line(kafka_jars: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LocalKafkaError, match=f"127.0.0.1:{port} is taken"):
+            LocalKafka(port=port).start()
 
 
 def test_a_torn_download_is_not_taken_for_a_complete_one(kafka_jars: Path, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from freezepoint.core.records import OutputRecord
 from freezepoint.simulate import Profile, simulate
 from freezepoint_schemas import codec
@@ -110,9 +108,13 @@ async def test_every_row_of_bad_input(cluster: Cluster, tmp_path: Path) -> None:
     }
     letters = await read_all(transport, Topic.DEAD_LETTERS)
     sent_as = {row.name.encode() if row.key == b"same" else row.key: row.name for row in table}
-    found = sorted((sent_as[letter.key], (header(letter.headers, ERROR_CLASS) or b"").decode()) for letter in letters)
+    found = sorted(
+        (sent_as[letter.key], (header(letter.headers, ERROR_CLASS) or b"").decode()) for letter in letters
+    )
     assert found == sorted((row.name, reason) for row in table for reason in row.dead_letters)
-    assert {header(letter.headers, ERROR_TOPIC) for letter in letters} == {cluster.names[Topic.TOKENS].encode()}
+    assert {header(letter.headers, ERROR_TOPIC) for letter in letters} == {
+        cluster.names[Topic.TOKENS].encode()
+    }
     assert all((header(letter.headers, ERROR_OFFSET) or b"").isdigit() for letter in letters)
 
 
@@ -212,7 +214,9 @@ async def test_lives_of_one_id_come_out_in_order(cluster: Cluster, tmp_path: Pat
         if life % 2:
             run_until_idle(cluster.environment(), tmp_path / f"{life}.log")
     results = await read_results(transport)
-    assert [result.traces[0].token_ids.tolist() for result in results] == [[life, life + 1] for life in range(lives)]
+    assert [result.traces[0].token_ids.tolist() for result in results] == [
+        [life, life + 1] for life in range(lives)
+    ]
     assert [result.reasons for result in results] == [[]] * lives
 
 
@@ -220,7 +224,7 @@ async def test_large_results_and_entries_pass_in_parts(cluster: Cluster, tmp_pat
     transport = await cluster.with_topics(record_bytes_max=20_000)
     rng = random.Random(1)
     prompt = [rng.randrange(150_000) for _ in range(40_000)]
-    events = [entry("big", "c1", prompt, [1, 2, 3]), complete("big", n_calls=1)]
+    events: list[InputEvent] = [entry("big", "c1", prompt, [1, 2, 3]), complete("big", n_calls=1)]
     await publish(transport, events)
     assert len(await read_all(transport, Topic.TOKENS)) > 10
     environment = {**cluster.environment(), "FREEZEPOINT_SQLITE__RECORD_BYTES_MAX": "20000"}
@@ -251,6 +255,6 @@ async def test_the_ledger_says_what_the_results_say(cluster: Cluster, tmp_path: 
         if record.key not in (None, PROGRESS_KEY) and record.value is not None:
             decided[(record.key or b"").decode()] = codec.decode_ledger(record.value)
     results = await read_results(transport)
-    assert {name: (line.freeze_offset, line.snapshot_id) for name, line in decided.items() if line.outcome} == {
-        result.rollout_id: (result.snapshot.freeze_offset, result.snapshot.id) for result in results
-    }
+    assert {
+        name: (line.freeze_offset, line.snapshot_id) for name, line in decided.items() if line.outcome
+    } == {result.rollout_id: (result.snapshot.freeze_offset, result.snapshot.id) for result in results}

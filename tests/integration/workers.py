@@ -41,7 +41,9 @@ class WorkerProcess:
     def until_acquired(self, partitions: int = 1) -> None:
         """Wait until it has started work on that many partitions."""
         poll_until(
-            lambda: self.log.read_bytes().count(b'"acquired"') >= partitions or self.process.poll() is not None,
+            lambda: (
+                self.log.read_bytes().count(b'"acquired"') >= partitions or self.process.poll() is not None
+            ),
             START_S,
             f"a worker acquires {partitions} partitions",
         )

@@ -71,7 +71,7 @@ def test_not_checking_the_hostname_still_verifies_the_certificate(pem: Path) -> 
     )["ssl_context"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert not context.check_hostname
-    assert [dict(item[0] for item in ca["subject"])["commonName"] for ca in context.get_ca_certs()] == [
+    assert [dict(item[0] for item in ca["subject"])["commonName"] for ca in context.get_ca_certs()] == [  # type: ignore[misc]
         "freezepoint"
     ]
 
@@ -115,7 +115,8 @@ async def test_the_consumer_never_commits_resets_or_reads_uncommitted_by_itself(
         assert consumer._isolation_level == "read_committed"
         assert consumer._check_crcs is True
         assert [assignor.name for assignor in consumer._partition_assignment_strategy] == ["range"]
-        assert consumer._rebalance_timeout_ms == 45_000
+        assert consumer._session_timeout_ms == 45_000
+        assert consumer._rebalance_timeout_ms < consumer._request_timeout_ms
         assert consumer._max_partition_fetch_bytes == 12_345
     finally:
         await clients.close(consumer)

@@ -16,12 +16,16 @@ from freezepoint.transport.kafka.faults import translate, translate_publish
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (kafka.TopicAuthorizationFailedError("t"), ConfigurationError, "grant this user WRITE and DESCRIBE on topic t"),
+        (
+            kafka.TopicAuthorizationFailedError("t"),
+            ConfigurationError,
+            "grant this user WRITE and DESCRIBE on topic t",
+        ),
         (kafka.TopicAuthorizationFailedError({"b", "a"}), ConfigurationError, "on topic a, b"),
         (kafka.TopicAuthorizationFailedError(), ConfigurationError, "on the topics"),
         (kafka.GroupAuthorizationFailedError("g"), ConfigurationError, "READ on the consumer group"),
         (kafka.TransactionalIdAuthorizationFailed("x"), ConfigurationError, "kafka.transactional_id_prefix"),
-        (kafka.ClusterAuthorizationFailedError(), ConfigurationError, "on the cluster"),
+        (kafka.ClusterAuthorizationFailedError(), ConfigurationError, "IDEMPOTENT_WRITE on the cluster"),
         (kafka.SaslAuthenticationFailed(None), ConfigurationError, "kafka.sasl_password"),
         (kafka.InvalidTransactionTimeout(), ConfigurationError, "transaction.max.timeout.ms"),
         (kafka.UnknownTopicOrPartitionError(), MissingTopicError, "freezepoint topics apply"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.errors import MissingTopicError
 from freezepoint.settings import SqliteSettings
 from freezepoint.transport.sqlite import SqliteTransport
+from freezepoint.transport.sqlite.database import WAL_BYTES_MAX, open_database
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.contract.driving import Driven, acquire, read_all, share, token
 
@@ -107,3 +109,26 @@ async def test_a_member_whose_process_slept_joins_again_by_itself(tmp_path: Path
         assert watcher.generation > generation
         await share([sleeper, watcher], 4)
         await lease.publish([OutputRecord(Topic.TRAJECTORIES, b"r", b"nobody acquired it meanwhile")])
+
+
+async def test_the_write_ahead_log_stays_small_while_others_read(tmp_path: Path) -> None:
+    path, total = tmp_path / "f.db", 60
+    async with at(path) as transport, at(path) as watching:
+        producer, reader = await transport.producer(), await watching.reader(Topic.TOKENS)
+
+        async def write() -> None:
+            for number in range(total):
+                await producer.send([token(b"%d" % number, b"x" * 1_000_000)])
+
+        writing = asyncio.create_task(write())
+        largest = count = 0
+        while count < total:
+            count += len(await reader.poll(1.0, 10))
+            largest = max(largest, path.with_name("f.db-wal").stat().st_size)
+        await writing
+        assert largest < 4 * WAL_BYTES_MAX
+
+
+async def test_no_checkpoint_happens_by_itself(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path / "f.db", SqliteSettings())) as connection:
+        assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)

@@ -33,6 +33,10 @@ class OwnershipLostError(BrokerError):
     """The partition was assigned elsewhere before the acquisition was proved."""
 
 
+class StalledError(BrokerError):
+    """Records are there and none comes: the client is stuck, and only a new one helps."""
+
+
 class RecordTooLargeError(InputError):
     """A record is above the topic's limit and cannot be split further."""
 
@@ -50,4 +54,5 @@ __all__ = [
     "OwnershipLostError",
     "PublishError",
     "RecordTooLargeError",
+    "StalledError",
 ]

@@ -20,6 +20,8 @@ from freezepoint.errors import InputError
 from freezepoint_schemas.topics import is_rollout_id
 
 STDIN = "-"
+POSITION_LINES = 50
+"""How often a reader's position is told."""
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -83,7 +85,7 @@ class Source:
             stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP_MAGIC else raw
             try:
                 for number, line in enumerate(stream, start=1):
-                    if on_position is not None and self.path is not None:
+                    if on_position is not None and self.path is not None and number % POSITION_LINES == 0:
                         on_position(raw.tell())
                     if stripped := line.strip():
                         yield Line(self.name, number, stripped)

@@ -14,6 +14,7 @@ from pathlib import Path
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.ledger import Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits
@@ -77,6 +78,7 @@ class OfflineBuilder:
             group=self.settings.group,
             record_bytes_max=self.settings.record_bytes_max,
             limits=limits,
+            rollout_timeout_s=self.settings.rollout_timeout_s,
         )
         self._core = PartitionCore(config)
 
@@ -102,7 +104,7 @@ class OfflineBuilder:
                     on_bad(error)
                 else:
                     yield from self._feed(rollout_id, line.raw, line.where)
-        for rollout_id in list(self._core.open):
+        for rollout_id in sorted(self._core.open, key=lambda name: self._core.open[name].first_offset):
             end = codec.encode_event(RolloutComplete(rollout_id=rollout_id))
             yield from self._feed(rollout_id, end, "end of input")
 
@@ -111,7 +113,7 @@ class OfflineBuilder:
         for effect in self._core.feed(record):
             if isinstance(effect, Freeze):
                 result = self._build(effect.log)
-                self._core.take([(effect, result)])
+                self._core.take([(effect, Verdict.of(result))])
                 yield result
             else:
                 self._core.take([effect])
@@ -121,7 +123,12 @@ class OfflineBuilder:
         closing = log.closing
         if self.model is not None and isinstance(closing, RolloutComplete) and closing.model is None:
             log = replace(log, closing=closing.model_copy(update={"model": self.model}))
-        return build_result(log, builder=self.settings.builder, delivery=self.settings.delivery)
+        return build_result(
+            log,
+            builder=self.settings.builder,
+            delivery=self.settings.delivery,
+            trace_tokens_max=self.settings.trace_tokens_max,
+        )
 
     def _lost(self, letter: DeadLetter, rollout_id: str, where: str) -> None:
         if self.on_lost is not None:

@@ -6,25 +6,27 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from concurrent.futures import Future as ConcurrentFuture
 from dataclasses import dataclass
 
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.ledger import Verdict
 from freezepoint.core.records import OutputRecord
+from freezepoint.core.rollout import memory_of
+from freezepoint.memory import MemoryBudget
 from freezepoint.settings import WorkerSettings
+from freezepoint.spool import Spool
 from freezepoint_schemas import codec
-from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic
-
-_ENTRY_OVERHEAD_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A result and its record."""
+    """A result's record, and what the ledger will say of it."""
 
-    result: Result
+    verdict: Verdict
     record: OutputRecord
 
 
@@ -33,40 +35,45 @@ class _Item:
     effect: Effect
     size_bytes: int
     built: Built | asyncio.Future[Built] | None = None
+    job: ConcurrentFuture[Built] | None = None
 
     @property
     def ready(self) -> bool:
         return not isinstance(self.built, asyncio.Future) or self.built.done()
 
 
-def build(log: FrozenLog, builder: str, delivery: str) -> Built:
-    """The result of a frozen log, encoded. Pure, so that any thread may run it."""
-    result = build_result(log, builder=builder, delivery=delivery)
+def build(log: FrozenLog, settings: WorkerSettings, spool: Spool | None = None) -> Built:
+    """The result of a frozen log, encoded. What of it is spilled is taken from the spool. Any thread may run it."""
+    if log.spilled and spool is not None:
+        log = log.with_entries(spool.take(log.spilled))
+    result = build_result(
+        log,
+        builder=settings.builder,
+        delivery=settings.delivery,
+        trace_tokens_max=settings.trace_tokens_max,
+    )
     key = log.rollout_id.encode("ascii")
-    return Built(result, OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
+    return Built(Verdict.of(result), OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
 
 
 def payload_bytes(log: FrozenLog) -> int:
-    """About how much memory a log holds: decides where it is built and when intake pauses."""
-    return sum(
-        entry.prompt_token_ids.nbytes
-        + entry.generation_token_ids.nbytes
-        + entry.generation_log_probs.nbytes
-        + _ENTRY_OVERHEAD_BYTES
-        for entry in (*log.entries, *log.alternatives)
-    )
+    """About how much memory a log will hold: decides where it is built and when intake pauses."""
+    resident = sum(memory_of(entry) for entry in (*log.entries, *log.alternatives))
+    return resident + sum(ref.length for ref in log.spilled)
 
 
 class Outbox:
     """Effects in offset order. Small logs are built at once, large ones on ``executor``; ``on_ready`` is called when
     something became publishable."""
 
-    def __init__(self, settings: WorkerSettings, executor: Executor, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, executor: Executor, memory: MemoryBudget, on_ready: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._executor = executor
+        self._memory = memory
         self._on_ready = on_ready
         self._items: deque[_Item] = deque()
-        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -74,7 +81,7 @@ class Outbox:
     def add(self, effect: Effect) -> None:
         item = self._begin(effect)
         self._items.append(item)
-        self.size_bytes += item.size_bytes
+        self._memory.hold(item.size_bytes)
         if self._items[0].ready:
             self._on_ready()
 
@@ -82,12 +89,13 @@ class Outbox:
         if isinstance(effect, DeadLetter):
             return _Item(effect, effect.record.size)
         size = payload_bytes(effect.log)
-        arguments = (effect.log, self._settings.builder, self._settings.delivery)
         if size <= self._settings.inline_build_bytes_max:
-            return _Item(effect, size, build(*arguments))
-        future = asyncio.get_running_loop().run_in_executor(self._executor, build, *arguments)
+            built = build(effect.log, self._settings, self._memory.spool)
+            return _Item(effect, built.record.size, built)
+        job = self._executor.submit(build, effect.log, self._settings, self._memory.spool)
+        future = asyncio.wrap_future(job)
         future.add_done_callback(lambda _: self._on_ready())
-        return _Item(effect, size, future)
+        return _Item(effect, size, future, job)
 
     def take_ready(self) -> list[tuple[Freeze, Built] | DeadLetter]:
         """Remove and return the longest publishable prefix that fits one transaction, at least one item if any is.
@@ -104,7 +112,7 @@ class Outbox:
             if taken and size > self._settings.transaction_bytes_max:
                 break
             self._items.popleft()
-            self.size_bytes -= item.size_bytes
+            self._memory.drop(item.size_bytes)
             taken.append(ready)
         return taken
 
@@ -120,7 +128,7 @@ class Outbox:
     def abandon(self) -> None:
         """Forget everything: another owner replays it."""
         for item in self._items:
-            if isinstance(item.built, asyncio.Future):
-                item.built.cancel()
+            if item.job is not None and item.job.cancel() and isinstance(item.effect, Freeze):
+                self._memory.spool.free(item.effect.log.spilled)  # else the build has taken it, or will
+            self._memory.drop(item.size_bytes)
         self._items.clear()
-        self.size_bytes = 0

@@ -135,7 +135,9 @@ async def publish_files(
             except LineError as error:
                 if on_bad is None:
                     await publisher.flush()
-                    raise
+                    raise LineError(
+                        f"{error} (the {publisher.records} records before it are published)"
+                    ) from None
                 on_bad(error)
                 skipped += 1
                 continue

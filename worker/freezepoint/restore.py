@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from freezepoint.core.carry import load_life
 from freezepoint.core.ledger import Decided, LedgerBook
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.rollout import LogLimits
@@ -10,7 +13,7 @@ from freezepoint.settings import WorkerSettings
 from freezepoint.transport.ports import Lease
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
+from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, ProgressRecord
 
 
 async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> PartitionCore:
@@ -19,7 +22,7 @@ async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> Pa
     :raises ConfigurationError: the ledger is not this topic's or group's, or of a newer release: working on would
         swallow or repeat results.
     """
-    book, progress = _read_ledger(lease, topic_name)
+    book, progress, chunks = _read_ledger(lease, topic_name)
     if progress is not None:
         await _refuse_foreign(lease, progress, settings, topic_name)
     start = max(progress.watermark if progress else 0, lease.committed or 0, lease.log_start)
@@ -36,6 +39,7 @@ async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> Pa
             group=settings.group,
             record_bytes_max=settings.record_bytes_max,
             limits=LogLimits(settings.rollout_bytes_max, settings.rollout_entries_max),
+            rollout_timeout_s=settings.rollout_timeout_s,
         ),
         book=book,
         next_offset=start,
@@ -43,18 +47,47 @@ async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> Pa
     if progress is not None:
         core.dead_letters_through = progress.dead_letters_through
         core.applied_timestamp_ms = progress.applied_timestamp_ms
+        core.clock.now = progress.clock_seconds
+        core.clock.marks = list(progress.clock_marks)
+    _restore_carried(core, chunks)
     core.expire(lease.log_start)
     return core
 
 
-def _read_ledger(lease: Lease, topic_name: str) -> tuple[LedgerBook, ProgressRecord | None]:
+def _restore_carried(core: PartitionCore, chunks: Mapping[bytes, bytes]) -> None:
+    """Lives that were carried into the ledger go on from there.
+
+    :raises ConfigurationError: the ledger lost some of it, and its records are not read again.
+    """
+    for rollout_id, decided in core.book.decided.items():
+        carried = decided.carried
+        if carried is None:
+            continue
+        try:
+            found = [chunks[key] for key in carried.keys(rollout_id)]
+            life = load_life(rollout_id, found, core.config.limits, core.config.record_bytes_max)
+        except (KeyError, ValueError) as error:
+            raise ConfigurationError(
+                f"the ledger has lost what it carried of rollout {rollout_id} ({type(error).__name__}): was its topic "
+                "altered? Its cleanup.policy must be compact,delete: freezepoint topics check"
+            ) from None
+        core.restore(life, carried)
+
+
+def _read_ledger(
+    lease: Lease, topic_name: str
+) -> tuple[LedgerBook, ProgressRecord | None, dict[bytes, bytes]]:
+    """Decisions by rollout id, the progress, and carried chunks by key."""
     book, progress = LedgerBook(), None
+    chunks: dict[bytes, bytes] = {}
     for record in lease.ledger:
         if record.value is None or record.key is None:
             continue
         try:
             if record.key == PROGRESS_KEY:
                 progress = codec.decode_progress(record.value)
+            elif CARRY_MARK in record.key:
+                chunks[record.key] = record.value
             else:
                 book.decided[record.key.decode("ascii")] = Decided.of(codec.decode_ledger(record.value))
         except (DecodeError, UnicodeDecodeError) as error:
@@ -62,7 +95,7 @@ def _read_ledger(lease: Lease, topic_name: str) -> tuple[LedgerBook, ProgressRec
                 f"the ledger of {topic_name}[{lease.partition}] has a record this release cannot read at offset "
                 f"{record.offset} ({error}): run the release that wrote it, or a newer one"
             ) from None
-    return book, progress
+    return book, progress, chunks
 
 
 async def _refuse_foreign(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
 
-from freezepoint.core.effects import DeadLetter, Freeze
+from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.partition import PartitionCore
-from freezepoint.core.records import InputRecord
-from freezepoint.errors import BrokerError
+from freezepoint.core.records import InputRecord, OutputRecord
+from freezepoint.errors import BrokerError, BrokerUnavailableError, StalledError
+from freezepoint.guard import DeadLetterGuard
+from freezepoint.memory import MemoryBudget
 from freezepoint.outbox import Built, Outbox
 from freezepoint.settings import WorkerSettings
 from freezepoint.transport.ports import Lease
@@ -23,6 +24,10 @@ log = structlog.get_logger()
 
 YIELD_AFTER_S = 0.02
 """How long a feed may hold the event loop, on which heartbeats run too."""
+
+TICK_S_MAX = 10.0
+TICKS_PER_TIMEOUT = 100
+"""How often idle rollouts are looked for: this often in a timeout, and every ``TICK_S_MAX`` seconds at least."""
 
 HINT_INTERVAL_S = 1.0
 """How often the group's offset is committed at most."""
@@ -47,7 +52,9 @@ class PartitionRunner:
         lease: Lease,
         core: PartitionCore,
         settings: WorkerSettings,
+        *,
         executor: Executor,
+        memory: MemoryBudget,
         counts: Counter[str],
     ) -> None:
         self.lease = lease
@@ -56,14 +63,24 @@ class PartitionRunner:
         self._settings = settings
         self._counts = counts
         self._wake = asyncio.Event()
-        self._outbox = Outbox(settings, executor, self._wake.set)
+        self._memory = memory
+        memory.register(core)
+        self._garbage = DeadLetterGuard(settings.dead_letter_ratio_max, settings.dead_letter_window)
+        self._outbox = Outbox(settings, executor, memory, self._wake.set)
         self._renewal: int | None = None
         self._stopping = False
         self._paused = False
         self._abandoned = False
         self._publishing = False
+        self._backlog: deque[InputRecord] = deque()
+        self._expecting = False
+        self._draining = False
+        self._ticked_at: float | None = None
+        self._fed_at = _now()
+        self._tick_s = min(TICK_S_MAX, settings.rollout_timeout_s / TICKS_PER_TIMEOUT)
+        self._recorded_clock = core.clock.now
         self._recorded_offset = core.next_offset
-        self._recorded_at = time.monotonic()
+        self._recorded_at = _now()
         self._hinted = -1
         self._hinted_at = 0.0
         self.task = asyncio.create_task(self._run(), name=f"partition-{lease.partition}")
@@ -71,22 +88,53 @@ class PartitionRunner:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be published."""
-        return not (len(self._outbox) or self._publishing or self.core.dirty or self._renewal is not None)
+        busy = len(self._outbox) or self._backlog or self._publishing or self._renewal is not None
+        return not (busy or self.core.dirty)
+
+    def expect(self) -> None:
+        """Records are on their way to :meth:`feed`: until they are folded in, nothing is known to be idle."""
+        self._expecting = True
 
     async def feed(self, records: Sequence[InputRecord]) -> None:
-        """Fold records in. Yields to the event loop every ``YIELD_AFTER_S``."""
-        began = time.monotonic()
-        for record in records:
-            if record.offset < self.core.next_offset:
-                continue
-            for effect in self.core.feed(record):
-                self._outbox.add(effect)
-            if time.monotonic() - began > YIELD_AFTER_S:
-                await asyncio.sleep(0)
-                began = time.monotonic()
+        """Take records in and fold in what there is room for; the rest follows as room comes."""
+        self._backlog.extend(records)
+        self._expecting = False
+        await self._drain()
+
+    @property
+    def _feeding(self) -> bool:
+        return self._expecting or bool(self._backlog)
+
+    async def _drain(self) -> None:
+        """Fold the backlog in while there is room. Yields to the event loop every ``YIELD_AFTER_S``."""
+        if self._draining:
+            return
+        self._draining = True
+        began = _now()
+        try:
+            while self._backlog and not self._abandoned and (self._memory.has_room or not len(self._outbox)):
+                self._fold(self._backlog.popleft())
+                if _now() - began > YIELD_AFTER_S:
+                    await asyncio.sleep(0)
+                    began = _now()
+        finally:
+            self._draining = False
+        self._fed_at = _now()
+        if self._backlog:
+            self._memory.wake_when_room(self._wake.set)
         if self.core.dirty:
             self._wake.set()
         self._regulate()
+
+    def _fold(self, record: InputRecord) -> None:
+        if record.offset < self.core.next_offset:
+            return  # delivered again after a new assignment
+        for effect in self.core.feed(record):
+            self._outbox.add(effect)
+            if isinstance(effect, DeadLetter):
+                self._garbage.letter(effect.reason)
+        self._memory.relieve(self.core)
+        self._garbage.record(f"{self.core.config.topic_name}[{self.lease.partition}]")
 
     def renew(self, generation: int) -> None:
         """A new assignment gave the partition back: prove it and go on."""
@@ -106,12 +154,15 @@ class PartitionRunner:
         if not done:
             self._abandon()
             await asyncio.wait({self.task})
+        self._abandon()
         await self.lease.close()
         if self.task.exception() is not None:
             await self.task
 
     def _abandon(self) -> None:
-        self._abandoned = True
+        if not self._abandoned:
+            self._abandoned = True
+            self._memory.unregister(self.core)
         self._outbox.abandon()
         self._wake.set()
 
@@ -131,6 +182,9 @@ class PartitionRunner:
         if self._renewal is not None:
             await self._renew()
             return True
+        if self._backlog and not self._stopping:
+            await self._drain()
+        await self._tick()
         batch = self._outbox.take_ready()
         if batch or self.core.dirty or self._progress_due():
             await self._publish(batch)
@@ -141,7 +195,7 @@ class PartitionRunner:
         if self._stopping and not len(self._outbox):
             return
         try:
-            async with asyncio.timeout(self._settings.progress_interval_ms / 1000):
+            async with asyncio.timeout(min(self._tick_s, self._settings.progress_interval_ms / 1000)):
                 await self._wake.wait()
         except TimeoutError:
             return
@@ -149,17 +203,55 @@ class PartitionRunner:
         if not self._stopping and self._renewal is None:
             await asyncio.sleep(self._settings.flush_interval_ms / 1000)  # let a batch gather
 
+    async def _tick(self) -> None:
+        """Let the partition's clock run while it is caught up, and time out what has been idle on it for too long.
+
+        A turn counts for two ticks at most: a process that was stopped saw nothing meanwhile.
+        """
+        now = _now()
+        if self._ticked_at is not None and now - self._ticked_at < self._tick_s:
+            return
+        elapsed_s = 0.0 if self._ticked_at is None else min(now - self._ticked_at, 2 * self._tick_s)
+        self._ticked_at = now
+        self._regulate()  # the spool may have been relieved by another partition
+        if self._feeding or not await self._is_caught_up() or not self.core.open:
+            return
+        for effect in self.core.time_out(elapsed_s):
+            log.warning("rollout_timed_out", partition=self.lease.partition, rollout_id=_rollout_of(effect))
+            self._outbox.add(effect)
+
+    async def _is_caught_up(self) -> bool:
+        """Whether there is nothing more to read.
+
+        :raises StalledError: there is, and it has not come for far too long.
+        """
+        try:
+            caught_up = await self.lease.caught_up()
+        except BrokerUnavailableError:
+            caught_up = False  # it may come back; whether it does in time shows below
+        if caught_up or self._paused or self._feeding:
+            self._fed_at = _now()
+        elif _now() - self._fed_at > self._settings.stall_timeout_s:
+            raise StalledError(
+                f"partition {self.lease.partition} has records behind offset {self.core.next_offset} that the client does "
+                f"not deliver for {self._settings.stall_timeout_s:g} s"
+            )
+        return caught_up and not self._feeding
+
     def _progress_due(self) -> bool:
+        if self.core.clock.now - self._recorded_clock > self._settings.rollout_timeout_s / TICKS_PER_TIMEOUT:
+            return True
         if self.core.next_offset == self._recorded_offset:
             return False
-        elapsed_ms = (time.monotonic() - self._recorded_at) * 1000
+        elapsed_ms = (_now() - self._recorded_at) * 1000
         return self._stopping or elapsed_ms >= self._settings.progress_interval_ms
 
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
         records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
+        records += self._carry()
         decided = self.core.take(
-            item if isinstance(item, DeadLetter) else (item[0], item[1].result) for item in batch
+            item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
         taken = _Taken(self.core.next_offset, self.core.watermark())
         self._publishing = True
@@ -172,6 +264,19 @@ class PartitionRunner:
         if len(self._outbox):
             self._wake.set()
         self._regulate()
+
+    def _carry(self) -> list[OutputRecord]:
+        """Old open lives go into the ledger, so that a restart need not replay from their beginning."""
+        records: list[OutputRecord] = []
+        size = 0
+        for life in self.core.overdue(self._settings.replay_bytes_max):
+            carried = self.core.carry(life, self._memory.spool.read(life.spilled))
+            records += carried
+            size += sum(record.size for record in carried)
+            log.info("rollout_carried", partition=self.lease.partition, rollout_id=life.rollout_id)
+            if size > self._settings.transaction_bytes_max:
+                break
+        return records
 
     async def _renew(self) -> None:
         generation, self._renewal = self._renewal, None
@@ -192,7 +297,8 @@ class PartitionRunner:
     async def _recorded(self, taken: _Taken) -> None:
         """A transaction landed: the group's offset may follow, now and then; it is only a hint."""
         self._recorded_offset = taken.next_offset
-        now = time.monotonic()
+        self._recorded_clock = self.core.clock.now
+        now = _now()
         self._recorded_at = now
         if taken.watermark != self._hinted and (self._stopping or now - self._hinted_at >= HINT_INTERVAL_S):
             self._hinted, self._hinted_at = taken.watermark, now
@@ -203,24 +309,39 @@ class PartitionRunner:
             if isinstance(item, DeadLetter):
                 self._counts["dead_letters"] += 1
                 continue
-            result = item[1].result
+            freeze, built = item
             self._counts["results"] += 1
-            self._counts["masked"] += result.mask_sample
+            self._counts["masked"] += built.verdict.masked
             log.debug(
                 "result_published",
-                rollout_id=result.rollout_id,
+                rollout_id=freeze.log.rollout_id,
                 partition=self.lease.partition,
-                offset=result.snapshot.freeze_offset,
-                reasons=[str(reason) for reason in result.reasons],
+                offset=freeze.offset,
+                reasons=[str(reason) for reason in built.verdict.reasons],
             )
 
     def _regulate(self) -> None:
-        """Pause intake while too much waits to be published; resume at half of it, so as not to flutter."""
-        if not self._paused and self._outbox.size_bytes > self._settings.pending_bytes_max:
-            self._paused = True
+        """Pause intake while there is no room for what has come, or the spool is full."""
+        blocked = (bool(self._backlog) and not self._draining) or self._memory.full
+        if blocked == self._paused:
+            return
+        self._paused = blocked
+        if blocked:
             self.lease.pause()
-            log.info("intake_paused", partition=self.lease.partition, pending_bytes=self._outbox.size_bytes)
-        elif self._paused and self._outbox.size_bytes <= self._settings.pending_bytes_max // 2:
-            self._paused = False
+        else:
             self.lease.resume()
-            log.info("intake_resumed", partition=self.lease.partition)
+        log.info(
+            "intake_paused" if blocked else "intake_resumed",
+            partition=self.lease.partition,
+            pending_bytes=self._memory.pending_bytes,
+            spooled_bytes=self._memory.spool.size_bytes,
+        )
+
+
+def _now() -> float:
+    """Monotonic seconds, by the event loop's clock: a simulation brings its own."""
+    return asyncio.get_running_loop().time()
+
+
+def _rollout_of(effect: Effect) -> str | None:
+    return effect.log.rollout_id if isinstance(effect, Freeze) else None

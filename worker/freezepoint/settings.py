@@ -74,10 +74,20 @@ class WorkerSettings(_Section):
     transaction_bytes_max: Annotated[int, Field(ge=1024)] = 32 * 1024 * 1024
     publish_timeout_ms: Annotated[int, Field(ge=1_000)] = 30_000
     progress_interval_ms: Annotated[int, Field(ge=10)] = 5_000
-    pending_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
+    pending_bytes_max: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     record_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     rollout_bytes_max: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
     rollout_entries_max: Annotated[int, Field(ge=1)] = 100_000
+    memory_bytes_max: Annotated[int, Field(ge=0)] = 512 * 1024 * 1024
+    spool_folder: Path | None = None
+    spool_bytes_max: Annotated[int, Field(ge=0)] = 64 * 1024 * 1024 * 1024
+    dead_letter_ratio_max: Annotated[float, Field(ge=0, le=1)] = 0.5
+    dead_letter_window: Annotated[int, Field(ge=1)] = 1_000
+    topic_check_interval_s: Annotated[float, Field(gt=0)] = 60.0
+    stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    replay_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+    trace_tokens_max: Annotated[int, Field(ge=1)] = 1 << 27
+    rollout_timeout_s: Annotated[float, Field(gt=0)] = 6 * 60 * 60.0
     inline_build_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0
 

@@ -10,7 +10,8 @@ import typer
 
 from freezepoint import __version__
 from freezepoint.cli import build, config, demo, events, load, results, run, topics
-from freezepoint.cli.common import INTERRUPTED, PIPE_CLOSED, error_line, exit_code_of
+from freezepoint.cli.common import INTERRUPTED, PIPE_CLOSED, PipeClosedError, error_line, exit_code_of, note
+from freezepoint.telemetry import logs
 
 app = typer.Typer(
     name="freezepoint",
@@ -27,15 +28,20 @@ _ClickException = cast(
 """Typer brings its own copy of click or uses the installed one, by its version."""
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"freezepoint {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"freezepoint {__version__}")
-        raise typer.Exit
+    """Options of the command itself; ``version`` is dealt with by its callback."""
 
 
 for group in (demo, load, events, run, topics, results, build, config):
@@ -44,21 +50,30 @@ for group in (demo, load, events, run, topics, results, build, config):
 
 def main() -> None:
     """Entry point: every error is one line on stderr and a non-zero exit code."""
+    logs.configure("critical")  # commands say what went wrong themselves, and stdout stays free of log lines
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(prog_name="freezepoint", standalone_mode=False) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:
+    except (PipeClosedError, BrokenPipeError):
         code = _pipe_closed()
     except typer.Abort:
         code = INTERRUPTED
     except _ClickException as error:
-        error_line(error.format_message())
-        code = error.exit_code
+        code = _wrong_usage(error)
     except Exception as error:  # noqa: BLE001 - a bug is told from the rest there, and raised again
         code = exit_code_of(error)
     sys.exit(code)
+
+
+def _wrong_usage(error: typer.BadParameter) -> int:
+    message = error.format_message()
+    if type(error).__name__ != "NoArgsIsHelpError":
+        error_line(message)
+    elif message:  # without arguments the help is the answer, and may have been shown already
+        note(message)
+    return error.exit_code
 
 
 def _pipe_closed() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -40,7 +41,10 @@ def build(
     def on_bad(error: LineError) -> None:
         error_line(str(error))
 
-    with sources(expanded(paths)) as files, file_progress(files, "building") as on_position:
+    with (
+        sources(expanded(paths)) as files,
+        file_progress(files, "building", wanted=not sys.stdout.isatty()) as on_position,
+    ):
         for result in offline.results(files, on_bad, on_position):
             write_line(line_of(result, projection, packed=packed))
     if offline.unusable:

@@ -6,14 +6,17 @@ import asyncio
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
 import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from freezepoint.core.build import DELIVERIES
+from freezepoint.core.builder import BUILDERS
 from freezepoint.errors import ConfigurationError, FreezepointError, InputError
 from freezepoint.settings import Settings
 
@@ -65,12 +68,16 @@ def load_settings(
         raise ConfigurationError(str(error)) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    given = {name: value for name, value in (worker or {}).items() if value is not None}
-    return (
-        settings.model_copy(update={"worker": settings.worker.model_copy(update=given)})
-        if given
-        else settings
-    )
+    chosen = settings.worker.model_copy(update=_given(worker or {}))
+    _require_known("builder", chosen.builder, BUILDERS)
+    _require_known("delivery", chosen.delivery, DELIVERIES)
+    return settings.model_copy(update={"worker": chosen})
+
+
+def _require_known(what: str, name: str, known: Iterable[str]) -> None:
+    """A worker started with a name that does not exist would mask every rollout."""
+    if name not in known:
+        raise ConfigurationError(f"unknown {what} {name!r}; there are {', '.join(known)}")
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -120,11 +127,25 @@ def note(message: str) -> None:
     sys.stderr.write(message + "\n")
 
 
+class PipeClosedError(Exception):
+    """Nobody reads stdout any more. Not the OSError itself, which typer would take for its own to handle."""
+
+
+@contextmanager
+def to_stdout() -> Iterator[BinaryIO]:
+    """Where data goes. :raises PipeClosedError: nobody reads it any more."""
+    try:
+        yield sys.stdout.buffer
+    except BrokenPipeError:
+        raise PipeClosedError from None
+
+
 def write_line(line: bytes, *, flush: bool = False) -> None:
-    """One line of data to stdout. :raises BrokenPipeError: nobody reads it any more."""
-    sys.stdout.buffer.write(line + b"\n")
-    if flush:
-        sys.stdout.buffer.flush()
+    """One line of data to stdout. :raises PipeClosedError: nobody reads it any more."""
+    with to_stdout() as out:
+        out.write(line + b"\n")
+        if flush:
+            out.flush()
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
 from typing import Annotated
@@ -13,8 +14,10 @@ from rich.table import Table
 from freezepoint.cli.common import FAILED, Broker, TopicPrefix, error_line, load_settings, note, run_async
 from freezepoint.cli.progress import text_progress
 from freezepoint.demo import DemoReport, apart, demo_profiles, embedded, run_demo
-from freezepoint.telemetry import logs
 from freezepoint_schemas.results import Result
+
+PIPED_WIDTH = 120
+"""Of the table where no terminal says how wide it is."""
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +37,6 @@ def demo(
     Without --broker everything lives in a temporary folder. With it, topics of the demo's own are created there.
     """
     settings = load_settings(broker, topic_prefix)
-    logs.configure("warning")
     began = time.monotonic()
     with ExitStack() as stack:
         if broker is None:
@@ -51,7 +53,7 @@ def demo(
                 say(f"{len(results)} of {rollouts} results")
 
         report = run_async(run_demo(settings, demo_profiles(rollouts, agents, seed), on_result=on_result))
-    Console().print(_table(report))
+    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(_table(report))
     _conclude(report, time.monotonic() - began)
 
 
@@ -85,6 +87,7 @@ def _conclude(report: DemoReport, seconds: float) -> None:
         f"{len(report.results)} rollouts, one result each: {len(report.results) - masked} to train on with "
         f"{delivered} generated tokens, {masked} masked; all {verdict}, in {seconds:.1f} s",
         highlight=False,
+        soft_wrap=True,
     )
     for difference in report.differences:
         error_line(difference)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from freezepoint.cli.common import (
     load_settings,
     note,
     run_async,
+    to_stdout,
     wrong_option,
 )
 from freezepoint.cli.progress import file_progress
@@ -176,7 +176,7 @@ def _write(profile: Profile, out: str, *, packed: bool, on_truth: Callable[[Trut
 
 def _output(out: str, stack: ExitStack) -> BinaryIO:
     if out == STDIN:
-        return sys.stdout.buffer
+        return stack.enter_context(to_stdout())
     file = stack.enter_context(Path(out).open("wb"))  # noqa: SIM115 - the stack is its context
     return (
         cast("BinaryIO", stack.enter_context(gzip.GzipFile("", "wb", 6, file, 0)))

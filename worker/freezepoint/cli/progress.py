@@ -20,9 +20,11 @@ from freezepoint.lines import Source
 
 
 @contextmanager
-def file_progress(files: Sequence[Source], what: str) -> Iterator[Callable[[int, int], None] | None]:
+def file_progress(
+    files: Sequence[Source], what: str, *, wanted: bool = True
+) -> Iterator[Callable[[int, int], None] | None]:
     """Follows reading through files: the callback takes the number of the file and how many bytes of it are read."""
-    if not sys.stderr.isatty():
+    if not (wanted and sys.stderr.isatty()):
         yield None
         return
     sizes = [file.size_bytes for file in files]
@@ -33,9 +35,9 @@ def file_progress(files: Sequence[Source], what: str) -> Iterator[Callable[[int,
 
 
 @contextmanager
-def text_progress(what: str) -> Iterator[Callable[[str], None] | None]:
+def text_progress(what: str, *, wanted: bool = True) -> Iterator[Callable[[str], None] | None]:
     """Follows work of unknown length: the callback takes what to say about it."""
-    if not sys.stderr.isatty():
+    if not (wanted and sys.stderr.isatty()):
         yield None
         return
     with _progress() as progress:
@@ -44,12 +46,13 @@ def text_progress(what: str) -> Iterator[Callable[[str], None] | None]:
 
 
 def _progress(*columns: BarColumn | TaskProgressColumn) -> Progress:
-    description = TextColumn("{task.description}")
+    """What is written to ``sys.stderr`` meanwhile appears above it; stdout is data and not its business."""
     return Progress(
         SpinnerColumn(),
-        description,
+        TextColumn("{task.description}"),
         *columns,
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
+        redirect_stdout=False,
     )

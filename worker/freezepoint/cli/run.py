@@ -44,12 +44,15 @@ def run(
     """Run a worker: build every completed rollout and publish its one result. Stops on SIGTERM and SIGINT."""
     options = {"group": group, "builder": builder, "delivery": delivery}
     settings = load_settings(broker, topic_prefix, worker=options)
-    logs.configure(log_level)
-    with text_progress("building") as say:
-        show = say if until_idle else None
-        on_progress = None if show is None else lambda summary: show(_figures(summary))
+    with text_progress("building", wanted=until_idle) as say:
+        logs.configure(log_level)  # in here, so that log lines appear above the progress
+        on_progress = None if say is None else lambda summary: say(_short(summary))
         summary = run_async(run_worker(settings, until_idle=until_idle, on_progress=on_progress))
     note(_figures(summary))
+
+
+def _short(summary: WorkerSummary) -> str:
+    return f"{summary.records} records, {summary.results} results"
 
 
 def _figures(summary: WorkerSummary) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
 import xxhash
 
-from freezepoint.core.builder import BUILDERS, BuildOutput
-from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.builder import BUILDERS, MAIN, BuildOutput, TracePath
+from freezepoint.core.frozen import FrozenLog, TimedOut
 from freezepoint.core.projection import project
 from freezepoint.core.routes import is_mismatch
 from freezepoint.core.snapshot import Snapshot, take_snapshot
@@ -22,6 +23,8 @@ SINGLE_RESPONSE = "single_response"
 ALL_TRACES = "all_traces"
 DELIVERIES = (SINGLE_RESPONSE, ALL_TRACES)
 
+TRACE_TOKENS_MAX = 1 << 27
+_TOKENS_PER_CALL = 100  # a span and an item take about this many tokens' memory
 _ERROR_LENGTH_MAX = 300
 _NOTHING_RECORDED = "No call of this rollout was recorded."
 _EVERYTHING_LOST = "Nothing to build: the calls of this rollout were lost or dropped."
@@ -61,11 +64,17 @@ class _UnknownChoiceError(ValueError):
 
 
 def build_result(
-    log: FrozenLog, *, builder: str = "prefix_merging", delivery: str = SINGLE_RESPONSE
+    log: FrozenLog,
+    *,
+    builder: str = "prefix_merging",
+    delivery: str = SINGLE_RESPONSE,
+    trace_tokens_max: int = TRACE_TOKENS_MAX,
 ) -> Result:
     """The result of a frozen log; equal logs, whatever their order and encoding, give equal results.
 
     :param builder: used unless the closing event names one; likewise ``delivery``.
+    :param trace_tokens_max: above it a result keeps its main trace at most, masked ``rollout_too_large``
+        (traces that share a stem written by reference can hold far more tokens than were received).
     :raises MemoryError: and nothing else; any other failure becomes a result masked ``builder_failed``.
     """
     choice = _choice(log, builder, delivery)
@@ -74,7 +83,7 @@ def build_result(
         snapshot = take_snapshot(log)
         _check(choice)
         output = BUILDERS[choice.builder](snapshot.calls)
-        return _result(log, snapshot, output, choice)
+        return _result(log, snapshot, _bounded(output, trace_tokens_max), choice)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - one rollout must not take its partition with it
@@ -100,11 +109,27 @@ def _check(choice: _Choice) -> None:
         )
 
 
+def _bounded(output: BuildOutput, tokens_max: int) -> BuildOutput:
+    """The output without its side traces, if need be without the main one, where all would be too large."""
+    kept = output.traces
+    if _size(kept) > tokens_max:
+        kept = tuple(path for path in kept if path.role == MAIN)
+    if _size(kept) > tokens_max:
+        kept = ()
+    return replace(output, traces=kept, left_out=len(output.traces) - len(kept))
+
+
+def _size(paths: Iterable[TracePath]) -> int:
+    return sum(path.end.cumulative_length + _TOKENS_PER_CALL * path.length for path in paths)
+
+
 def _result(log: FrozenLog, snapshot: Snapshot, output: BuildOutput, choice: _Choice) -> Result:
     failures = _failures(snapshot, output, choice)
     error = _error(snapshot, failures)
     shape = _shape_reasons(output, judged=choice.is_single and error is None)
     reasons = snapshot.faults | failures | shape | _closing_reasons(log)
+    if output.left_out:
+        reasons |= {Reason.ROLLOUT_TOO_LARGE}
     traces = project(output.traces, snapshot.tree, snapshot.id)
     return Result(
         rollout_id=log.rollout_id,
@@ -117,7 +142,7 @@ def _result(log: FrozenLog, snapshot: Snapshot, output: BuildOutput, choice: _Ch
         snapshot=_info(log, snapshot.id, snapshot.version),
         traces=traces,
         metrics=(_metrics(snapshot, output) if error is None else _failed_metrics(snapshot.recorded))
-        | _incomplete(reasons),
+        | _incomplete(snapshot.faults),
         unresolved_retries=list(output.unresolved_retries),
         diagnostics=_diagnostics(snapshot, output, traces),
         **_handed_through(log),
@@ -159,13 +184,19 @@ def _shape_reasons(output: BuildOutput, *, judged: bool) -> set[Reason]:
 
 
 def _closing_reasons(log: FrozenLog) -> set[Reason]:
-    return {Reason.ROLLOUT_CANCELLED} if isinstance(log.closing, RolloutCancelled) else set()
+    match log.closing:
+        case RolloutCancelled():
+            return {Reason.ROLLOUT_CANCELLED}
+        case TimedOut():
+            return {Reason.ROLLOUT_TIMEOUT}
+        case _:
+            return set()
 
 
 def _model(log: FrozenLog, output: BuildOutput) -> str:
     if isinstance(log.closing, RolloutComplete) and log.closing.model is not None:
         return log.closing.model
-    main = output.traces[0].calls if output.main is not None else ()
+    main = (call for path in output.traces if path.role == MAIN for call in path.calls)
     return next((call.entry.model for call in main if call.entry.model), "")
 
 
@@ -203,8 +234,8 @@ def _failed_metrics(recorded: int) -> dict[str, Any]:
     return {"n_calls": recorded}
 
 
-def _incomplete(reasons: Iterable[Reason]) -> dict[str, Any]:
-    return {} if _LOST_RECORDS.isdisjoint(reasons) else {"capture_incomplete": True}
+def _incomplete(faults: Iterable[Reason]) -> dict[str, Any]:
+    return {} if _LOST_RECORDS.isdisjoint(faults) else {"capture_incomplete": True}
 
 
 def _diagnostics(snapshot: Snapshot, output: BuildOutput, traces: list[Trace]) -> dict[str, Any]:
@@ -217,6 +248,7 @@ def _diagnostics(snapshot: Snapshot, output: BuildOutput, traces: list[Trace]) -
         "quarantined": quarantined,
         "dangling_intents": list(snapshot.dangling),
         "unresolved_prefixes": unresolved,
+        "traces_left_out": output.left_out,
         "routes_mismatch": sum(map(is_mismatch, delivered)),
     }
     tokens = sum(trace.log_probs.size for trace in traces)
@@ -266,7 +298,7 @@ def _failed(log: FrozenLog, snapshot: Snapshot | None, error: Exception, choice:
         delivery=choice.delivery,
         model=_model(log, BuildOutput()),
         snapshot=_info(log, snapshot.id if snapshot else unread, snapshot.version if snapshot else 1),
-        metrics=_failed_metrics(len(calls)) | _incomplete(reasons),
+        metrics=_failed_metrics(len(calls)) | _incomplete(faults),
         **_handed_through(log),
     )
 

@@ -8,7 +8,7 @@ turns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from freezepoint.core.prefixes import Node, nearest_ends
@@ -21,10 +21,24 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracePath:
-    """The calls of one trace, from its root to its end."""
+    """The ``length`` calls of one trace, from its root to its ``end``.
+
+    They are walked when asked for: many traces may share a long stem.
+    """
 
     role: str
-    calls: tuple[ResolvedCall, ...]
+    end: ResolvedCall
+    length: int = 1
+    parents: Mapping[ResolvedCall, ResolvedCall] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> tuple[ResolvedCall, ...]:
+        path: list[ResolvedCall] = []
+        call: ResolvedCall | None = self.end
+        while call is not None:
+            path.append(call)
+            call = self.parents.get(call)
+        return tuple(reversed(path))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +50,7 @@ class BuildOutput:
     leaf of the chosen one. ``roots`` counts all roots. ``quarantined``: call id -> why, for the quarantined
     calls themselves; ``not_delivered``: call id -> why, for every call in no trace. ``unresolved_retries``:
     the members of groups that nothing decides. ``captured``: generated tokens of all calls, ``delivered``:
-    those of the main chain.
+    those of the main chain. ``left_out``: traces that a limit took away.
     """
 
     traces: tuple[TracePath, ...] = ()
@@ -49,13 +63,14 @@ class BuildOutput:
     empty_generations: tuple[ResolvedCall, ...] = ()
     captured: int = 0
     delivered: int = 0
+    left_out: int = 0
 
 
 def per_request(calls: Sequence[ResolvedCall]) -> BuildOutput:
     """One trace per call, in call order; a call with an empty generation is a trace without a span."""
     tokens = sum(call.generated for call in calls)
     return BuildOutput(
-        traces=tuple(TracePath(f"req-{number}", (call,)) for number, call in enumerate(calls)),
+        traces=tuple(TracePath(f"req-{number}", call) for number, call in enumerate(calls)),
         chains=tuple(calls),
         roots=len(calls),
         empty_generations=tuple(call for call in calls if not call.generated),
@@ -128,8 +143,9 @@ def _linked(calls: Sequence[ResolvedCall]) -> _Forest:
 def _resolve_retries(forest: _Forest) -> list[int]:
     """Quarantine the retries that were not kept; returns the members of the groups that nothing decides.
 
-    The order matters, because a decision looks at what is quarantined so far: sibling groups by their first
-    member (the roots are siblings of each other), in each the prompts by their first member.
+    In the order of their result: sibling groups by their first member (the roots are siblings of each other),
+    in each the prompts by their first member. Calls are decided before their children, so the quarantined
+    children that a decision sees are the ambiguous ones.
     """
     siblings: dict[int, dict[Node, list[int]]] = {}
     for index, (parent, call) in enumerate(zip(forest.parents, forest.calls, strict=True)):
@@ -171,14 +187,6 @@ def _live_ends(forest: _Forest, dead: list[bool]) -> list[int]:
     ]
 
 
-def _path(forest: _Forest, end: int) -> tuple[ResolvedCall, ...]:
-    path: list[ResolvedCall] = []
-    while end != _NONE:
-        path.append(forest.calls[end])
-        end = forest.parents[end]
-    return tuple(reversed(path))
-
-
 def _oldest(forest: _Forest, leaves: Sequence[int]) -> int:
     """The first of the leaves whose root is the oldest, by (creation, call id); ``_NONE`` without leaves."""
     roots: list[int] = []
@@ -193,10 +201,14 @@ def _oldest(forest: _Forest, leaves: Sequence[int]) -> int:
 
 
 def _traces(forest: _Forest, main: int, ends: list[int]) -> tuple[TracePath, ...]:
-    branches = [end for end in ends if end != main]
-    traces = [TracePath(MAIN, _path(forest, main))] if main != _NONE else []
-    traces += [TracePath(f"branch-{number}", _path(forest, end)) for number, end in enumerate(branches)]
-    return tuple(traces)
+    lengths: list[int] = []
+    for parent in forest.parents:
+        lengths.append(1 if parent == _NONE else lengths[parent] + 1)
+    calls, parents = forest.calls, forest.parents
+    links = {calls[index]: calls[parent] for index, parent in enumerate(parents) if parent != _NONE}
+    branches = ((f"branch-{number}", end) for number, end in enumerate(end for end in ends if end != main))
+    named = [(MAIN, main), *branches] if main != _NONE else branches
+    return tuple(TracePath(role, calls[end], lengths[end], links) for role, end in named)
 
 
 def _not_delivered(

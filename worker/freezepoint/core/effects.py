@@ -25,9 +25,10 @@ OVERSIZED_KEPT_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Build this log and publish its result."""
+    """Build this log and publish its result; until that is committed the watermark stays at ``held_offset``."""
 
     log: FrozenLog
+    held_offset: int
 
     @property
     def offset(self) -> int:

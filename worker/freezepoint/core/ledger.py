@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from freezepoint.core.frozen import FrozenLog
 from freezepoint_schemas import codec
-from freezepoint_schemas.ledger import LedgerRecord
+from freezepoint_schemas.ledger import Carried, LedgerRecord
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 
@@ -23,6 +23,7 @@ class Decided:
     snapshot_id: str | None = None
     masked: bool | None = None
     reasons: tuple[Reason, ...] = ()
+    carried: Carried | None = None
 
     @classmethod
     def of(cls, record: LedgerRecord) -> Decided:
@@ -33,6 +34,7 @@ class Decided:
             record.snapshot_id,
             None if record.outcome is None else record.outcome == "masked",
             tuple(record.reasons),
+            record.carried,
         )
 
     def record(self) -> LedgerRecord:
@@ -43,10 +45,24 @@ class Decided:
             snapshot_id=self.snapshot_id,
             outcome=None if self.masked is None else "masked" if self.masked else "delivered",
             reasons=list(self.reasons),
+            carried=self.carried,
         )
 
 
 _UNKNOWN = Decided()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the ledger says of a result."""
+
+    snapshot_id: str
+    masked: bool
+    reasons: tuple[Reason, ...]
+
+    @classmethod
+    def of(cls, result: Result) -> Verdict:
+        return cls(result.snapshot.id, result.mask_sample, tuple(result.reasons))
 
 
 @dataclass(slots=True)
@@ -62,6 +78,7 @@ class LedgerBook:
     _clears: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     _first_offsets: dict[str, int] = field(default_factory=dict)
     _decided_now: set[str] = field(default_factory=set)
+    _dropped_keys: list[bytes] = field(default_factory=list)
 
     @property
     def holds_clears(self) -> bool:
@@ -101,7 +118,7 @@ class LedgerBook:
         self._clears[rollout_id].append(offset)
         return True
 
-    def decide(self, log: FrozenLog, result: Result) -> None:
+    def decide(self, log: FrozenLog, verdict: Verdict) -> None:
         """A result goes out with the transaction being made, and its ledger record with it."""
         waiting = self._freezes[log.rollout_id]
         first = waiting.popleft()
@@ -114,10 +131,12 @@ class LedgerBook:
             before,
             freeze_offset=log.freeze_offset,
             first_offset=-1,
-            snapshot_id=result.snapshot.id,
-            masked=result.mask_sample,
-            reasons=tuple(result.reasons),
+            snapshot_id=verdict.snapshot_id,
+            masked=verdict.masked,
+            reasons=verdict.reasons,
+            carried=None,
         )
+        self._drop_carried(log.rollout_id, before.carried)
         self._decided_now.add(log.rollout_id)
 
     def changed(self, release: Callable[[int], None]) -> Iterator[tuple[str, bytes]]:
@@ -130,13 +149,43 @@ class LedgerBook:
             yield rollout_id, codec.encode_ledger(self.decided[rollout_id].record())
         self._decided_now.clear()
 
+    def carry(self, rollout_id: str, first_offset: int, through: int, chunks: int) -> Carried:
+        """The open life's log goes into the ledger with the transaction being made, and replaces what was there of it."""
+        before = self.decided.get(rollout_id, _UNKNOWN)
+        generation = before.carried.generation + 1 if before.carried else 0
+        carried = Carried(through=through, generation=generation, chunks=chunks)
+        self._drop_carried(rollout_id, before.carried)
+        self.decided[rollout_id] = replace(before, carried=carried)
+        self._first_offsets[rollout_id] = first_offset
+        return carried
+
+    def waits(self, rollout_id: str) -> bool:
+        """Whether a freeze of this id is not committed yet."""
+        return rollout_id in self._freezes
+
+    def dropped_keys(self) -> list[bytes]:
+        """Take the keys of carried chunks that nobody needs any more; they are tombstoned."""
+        keys, self._dropped_keys = self._dropped_keys, []
+        return keys
+
+    def _drop_carried(self, rollout_id: str, carried: Carried | None) -> None:
+        """A life's result or clear goes out: what was carried of it is worthless. No older life's result can follow: a
+        life is carried only while no freeze of its id waits."""
+        if carried is not None:
+            self._dropped_keys += carried.keys(rollout_id)
+
     def _settle(self, rollout_id: str, release: Callable[[int], None]) -> None:
         before = self.decided.get(rollout_id, _UNKNOWN)
         clears = self._clears.pop(rollout_id, [])
+        carried = before.carried
+        if carried is not None and any(clear > carried.through for clear in clears):
+            self._drop_carried(rollout_id, carried)
+            carried = None
         self.decided[rollout_id] = replace(
             before,
             clear_offset=max([before.clear_offset, *clears]),
             first_offset=self._first_offsets.pop(rollout_id, before.first_offset),
+            carried=carried,
         )
         for clear in clears:
             release(clear)
@@ -147,4 +196,5 @@ class LedgerBook:
             (rollout_id, decided)
             for rollout_id, decided in self.decided.items()
             if 0 <= decided.first_offset < log_start
+            and (decided.carried is None or decided.carried.through < log_start - 1)
         ]

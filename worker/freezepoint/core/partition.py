@@ -15,19 +15,21 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from freezepoint.core.carry import dump_life
 from freezepoint.core.effects import DeadLetter, Effect, Freeze, dead_letter
-from freezepoint.core.ledger import Decided, LedgerBook
+from freezepoint.core.frozen import Closing, SpillRef, TimedOut
+from freezepoint.core.idle import IdleClock
+from freezepoint.core.ledger import LedgerBook, Verdict
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.core.rollout import TRANSITIONS, Action, Input, LogLimits, RolloutLog, State, Written
 from freezepoint.core.watermark import Watermark
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import InputEvent, RolloutCancelled, RolloutClear, RolloutComplete
+from freezepoint_schemas.events import InputEvent, RolloutCancelled, RolloutClear, RolloutComplete, TokenEntry
 from freezepoint_schemas.headers import PART, header, without
-from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
+from freezepoint_schemas.ledger import PROGRESS_KEY, Carried, ProgressRecord
 from freezepoint_schemas.parts import PartAssembler, PartError, PartHeader, PartsTooLarge
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
-from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, partition_for, rollout_id_of_key
 
 
@@ -41,6 +43,7 @@ class PartitionConfig:
     group: str
     record_bytes_max: int
     limits: LogLimits
+    rollout_timeout_s: float
 
 
 @dataclass(slots=True)
@@ -57,9 +60,23 @@ class PartitionCore:
     dead_letters_through: int = -1
     applied_timestamp_ms: int = 0
     open: dict[str, RolloutLog] = field(default_factory=dict)
+    """Open lives by rollout id, the longest idle first."""
+    clock: IdleClock = field(init=False)
     counters: Counter[str] = field(default_factory=Counter)
+    fed_bytes: int = 0
+    """Bytes folded in: what a replay from a life's first record on would have to read is counted in them."""
+    memory_bytes: int = 0
+    """What the open lives hold in memory, about."""
     _watermark: Watermark = field(default_factory=Watermark)
     _dead_letters: deque[int] = field(default_factory=deque)
+    _resident: dict[str, int] = field(default_factory=dict)
+    """Memory accounted for by open life, the coldest first; lives that hold none are not in it."""
+    _released: list[SpillRef] = field(default_factory=list)
+    _held_since: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By open life, the longest held first: the offset it holds the watermark at, and ``fed_bytes`` there."""
+
+    def __post_init__(self) -> None:
+        self.clock = IdleClock(self.config.rollout_timeout_s)
 
     def feed(self, record: InputRecord) -> list[Effect]:
         """Fold one record in; offsets must grow. Nothing a producer sent raises."""
@@ -76,13 +93,106 @@ class PartitionCore:
         if record.offset <= self.book.freeze_offset(rollout_id):
             self.counters["past"] += 1
             return []
-        return self._feed_live(rollout_id, record)
+        known = self.open.get(rollout_id)
+        if known is not None and known.carried is not None and record.offset <= known.carried.through:
+            self.counters["past"] += 1
+            return []
+        self.fed_bytes += len(record.value or b"")
+        effects = self._feed_live(rollout_id, record)
+        if rollout_id in self.open:
+            life = self.open[rollout_id] = self.open.pop(rollout_id)
+            life.active_at = self.clock.placed(record.offset)
+            life.last_offset = record.offset
+            self.account(life)
+        return effects
+
+    def account(self, life: RolloutLog) -> None:
+        """Bring the figures up to date with an open life that changed."""
+        self.memory_bytes += life.memory_bytes - self._resident.pop(life.rollout_id, 0)
+        if life.memory_bytes:
+            self._resident[life.rollout_id] = life.memory_bytes
+        if life.garbage:
+            self._released += life.garbage
+            life.garbage = []
+
+    def coldest(self) -> RolloutLog | None:
+        """The open life with entries in memory that was written to the longest ago."""
+        rollout_id = next(iter(self._resident), None)
+        return None if rollout_id is None else self.open[rollout_id]
+
+    def release_spilled(self) -> list[SpillRef]:
+        """What was spilled of lives that are no more; asked for once."""
+        released, self._released = self._released, []
+        return released
+
+    def _close(self, rollout_id: str) -> RolloutLog | None:
+        """The life is open no longer."""
+        self.memory_bytes -= self._resident.pop(rollout_id, 0)
+        return self.open.pop(rollout_id, None)
+
+    def overdue(self, replay_bytes_max: int) -> list[RolloutLog]:
+        """The lives to carry forward now, the oldest first: none while a replay stays within the limit, or within twice
+        what the open lives hold anyway (else carrying would cost more than it saves); then all of the older half."""
+        oldest = next(iter(self._held_since.values()), None)
+        if oldest is None or self._dead_letters or self.fed_bytes - oldest[1] <= replay_bytes_max:
+            return []
+        limit = max(replay_bytes_max, 2 * sum(life.size_bytes for life in self.open.values()))
+        if self.fed_bytes - oldest[1] <= limit:
+            return []
+        return [
+            self.open[rollout_id]
+            for rollout_id, (_, fed_bytes) in self._held_since.items()
+            if self.fed_bytes - fed_bytes > limit // 2 and not self.book.waits(rollout_id)
+        ]
+
+    def carry(self, life: RolloutLog, spilled: Iterable[TokenEntry]) -> list[OutputRecord]:
+        """The ledger records that carry an open life's log, for the next transaction; the watermark may pass its start.
+
+        :param spilled: its entries that are not in memory.
+        """
+        chunks = dump_life(life, spilled)
+        through = max(self.next_offset - 1, life.carried.through if life.carried else -1)
+        life.carried = self.book.carry(life.rollout_id, life.first_offset, through, len(chunks))
+        self._watermark.release(self._held_since.pop(life.rollout_id)[0])
+        self._hold(life.rollout_id, through + 1)
+        self.counters["carried"] += 1
+        return [
+            OutputRecord(Topic.LEDGER, key, chunk, partition=self.config.partition)
+            for key, chunk in zip(life.carried.keys(life.rollout_id), chunks, strict=True)
+        ]
+
+    def restore(self, life: RolloutLog, carried: Carried) -> None:
+        """Go on with a life that was carried; before anything is fed."""
+        life.carried = carried
+        life.active_at = self.clock.placed(life.last_offset)
+        self.open[life.rollout_id] = life
+        self._hold(life.rollout_id, carried.through + 1)
+        self.account(life)
+
+    def _hold(self, rollout_id: str, offset: int) -> None:
+        self._watermark.hold(offset)
+        self._held_since[rollout_id] = (offset, self.fed_bytes)
+
+    def time_out(self, caught_up_s: float) -> list[Effect]:
+        """The partition was caught up for so many seconds: freeze the lives that have been idle for too long.
+
+        They freeze at the last applied offset. That counts only once it is committed: another owner may see the
+        complete event first.
+        """
+        self.clock.advance(caught_up_s)
+        effects: list[Effect] = []
+        for rollout_id, life in list(self.open.items()):
+            if self.clock.now - life.active_at <= self.config.rollout_timeout_s:
+                break
+            self.counters["timed_out"] += 1
+            effects.append(self._freeze(rollout_id, TimedOut(), self.next_offset - 1))
+        return effects
 
     def watermark(self) -> int:
         """Where a replay has to start once everything that was taken is committed."""
         return self._watermark.lowest(self.next_offset)
 
-    def take(self, published: Iterable[tuple[Freeze, Result] | DeadLetter]) -> list[OutputRecord]:
+    def take(self, published: Iterable[tuple[Freeze, Verdict] | DeadLetter]) -> list[OutputRecord]:
         """The ledger records that belong into one transaction with these published effects.
 
         The fold counts them as committed from now on: should the transaction fail, the fold is worthless and must
@@ -94,12 +204,16 @@ class PartitionCore:
                     raise ValueError(f"dead letters out of order at offset {item.offset}")
                 self._watermark.release(item.offset)
             else:
-                freeze, result = item
-                self._watermark.release(freeze.log.first_offset)
-                self.book.decide(freeze.log, result)
+                freeze, verdict = item
+                self._watermark.release(freeze.held_offset)
+                self.book.decide(freeze.log, verdict)
         records = [
             OutputRecord(Topic.LEDGER, rollout_id.encode("ascii"), value, partition=self.config.partition)
             for rollout_id, value in self.book.changed(self._release_clear)
+        ]
+        records += [
+            OutputRecord(Topic.LEDGER, key, None, partition=self.config.partition)
+            for key in self.book.dropped_keys()
         ]
         self.dead_letters_through = (
             self._dead_letters[0] - 1
@@ -148,10 +262,7 @@ class PartitionCore:
         assert record.value is not None
         try:
             part = PartHeader.parse(raw)
-            life = self._life(rollout_id, record.offset)
-            if life.oversized:
-                return []
-            whole = life.parts.add(part, record.value, record.offset)
+            whole = self._life(rollout_id, record.offset).add_part(part, record.value, record.offset)
         except PartsTooLarge as error:
             return self._fault(rollout_id, record, Reason.ROLLOUT_TOO_LARGE, str(error), truncate=True)
         except PartError as error:
@@ -166,7 +277,7 @@ class PartitionCore:
             case Action.IGNORE, _:
                 self.counters["ignored_after_freeze"] += 1
             case Action.FREEZE, RolloutComplete() | RolloutCancelled():
-                return [self._freeze(event, record.offset)]
+                return [self._freeze(event.rollout_id, event, record.offset)]
             case Action.FORGET, RolloutClear():
                 self._forget(event, record.offset)
             case _, (RolloutComplete() | RolloutCancelled() | RolloutClear()):
@@ -187,22 +298,24 @@ class PartitionCore:
         life = self.open.get(rollout_id)
         if life is None:
             assembler = PartAssembler(self.config.record_bytes_max)
-            life = RolloutLog(rollout_id, offset, self.config.limits, assembler, dispatch)
+            life = RolloutLog(rollout_id, offset, self.config.limits, assembler, dispatch, self.clock.now)
             self.open[rollout_id] = life
-            self._watermark.hold(offset)
+            self._hold(rollout_id, offset)
             self.book.opened(rollout_id, offset)
         return life
 
-    def _freeze(self, closing: RolloutComplete | RolloutCancelled, offset: int) -> Freeze:
-        life = self._life(closing.rollout_id, offset)
-        del self.open[closing.rollout_id]
-        self.book.froze(closing.rollout_id, offset)
-        return Freeze(life.freeze(closing, self.config.partition, offset))
+    def _freeze(self, rollout_id: str, closing: Closing, offset: int) -> Freeze:
+        life = self._life(rollout_id, offset)
+        self._close(rollout_id)
+        self.book.froze(rollout_id, offset)
+        held_offset, _ = self._held_since.pop(rollout_id)
+        return Freeze(life.freeze(closing, self.config.partition, offset), held_offset)
 
     def _forget(self, event: RolloutClear, offset: int) -> None:
-        life = self.open.pop(event.rollout_id, None)
+        life = self._close(event.rollout_id)
         if life is not None:
-            self._watermark.release(life.first_offset)
+            self._released += life.take_spilled()
+            self._watermark.release(self._held_since.pop(event.rollout_id)[0])
             self.counters["cleared"] += 1
         if self.book.cleared(event.rollout_id, offset):
             self._watermark.hold(offset)
@@ -236,6 +349,7 @@ class PartitionCore:
         return [dead_letter(record, self.config.topic_name, reason, message, truncate=truncate)]
 
     def _progress(self) -> OutputRecord:
+        self.clock.mark(self.next_offset)
         progress = ProgressRecord(
             partition_count=self.config.partition_count,
             group=self.config.group,
@@ -243,6 +357,8 @@ class PartitionCore:
             applied_offset=self.next_offset - 1,
             applied_timestamp_ms=self.applied_timestamp_ms,
             dead_letters_through=self.dead_letters_through,
+            clock_seconds=self.clock.now,
+            clock_marks=self.clock.marks,
         )
         value = codec.encode_ledger(progress)
         return OutputRecord(Topic.LEDGER, PROGRESS_KEY, value, partition=self.config.partition)
@@ -256,6 +372,3 @@ def _kind(event: InputEvent) -> Input:
             return Input.CLEAR
         case _:
             return Input.RECORD
-
-
-__all__ = ["Decided", "PartitionConfig", "PartitionCore"]

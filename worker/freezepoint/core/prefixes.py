@@ -23,6 +23,7 @@ from freezepoint_schemas.arrays import TokenArray
 
 _COMPARE_FIRST = 1 << 10
 _COMPARE_MOST = 1 << 16
+_HASHED_AT_ONCE = 1 << 16
 _LITTLE_ENDIAN = np.dtype("<i4")
 _NO_TOKENS: TokenArray = np.empty(0, dtype=np.int32)
 
@@ -112,22 +113,30 @@ class PrefixTree:
         return self._hasher(node).digest()
 
     def _hasher(self, node: Node) -> xxhash.xxh3_128:
-        if node.hasher is None:
-            edges: list[TokenArray] = []
-            above = node
-            while above.hasher is None and above.parent is not None:
-                edges.append(_edge(above.parent, above))
-                above = above.parent
-            hasher = above.hasher.copy() if above.hasher is not None else xxhash.xxh3_128()
-            for edge in reversed(edges):
-                hasher.update(edge.astype(_LITTLE_ENDIAN, copy=False).data)
-            node.hasher = hasher
-        return node.hasher
+        """The node's hasher. All nodes on the way get theirs, and long edges are split to hold more of them:
+        so no stretch of tokens is hashed over and over for positions behind it."""
+        unhashed: list[Node] = []
+        while node.hasher is None and node.parent is not None:
+            unhashed.append(node)
+            node = node.parent
+        hasher = node.hasher or xxhash.xxh3_128()
+        for below in reversed(unhashed):
+            for depth in range(node.depth + _HASHED_AT_ONCE, below.depth, _HASHED_AT_ONCE):
+                hasher = _hash_edge(hasher, self.at(below, depth))
+            hasher = _hash_edge(hasher, below)
+            node = below
+        return hasher
 
 
-def _edge(parent: Node, node: Node) -> TokenArray:
-    """The tokens between a node's parent and itself."""
-    return node.run.tokens[parent.depth - node.run.origin : node.depth - node.run.origin]
+def _hash_edge(above: xxhash.xxh3_128, node: Node) -> xxhash.xxh3_128:
+    """Give a node its hasher: its parent's, and the tokens between them."""
+    run, start = node.run, node.parent.depth if node.parent is not None else 0
+    hasher = above.copy()
+    hasher.update(
+        run.tokens[start - run.origin : node.depth - run.origin].astype(_LITTLE_ENDIAN, copy=False).data
+    )
+    node.hasher = hasher
+    return hasher
 
 
 def _split(lower: Node, depth: int) -> Node:

@@ -25,8 +25,9 @@ def project(paths: Iterable[TracePath], tree: PrefixTree, snapshot_id: str) -> l
     owned: set[str] = set()
     traces: list[Trace] = []
     for path in paths:
-        own = [call for call in path.calls if call.call_id not in owned]
-        shared = [call for call in path.calls if call.call_id in owned]
+        calls = path.calls
+        own = [call for call in calls if call.call_id not in owned]
+        shared = [call for call in calls if call.call_id in owned]
         owned.update(call.call_id for call in own)
         traces.append(_trace(path, own, shared, tree, f"{snapshot_id}:{path.role}"))
     return traces
@@ -35,7 +36,7 @@ def project(paths: Iterable[TracePath], tree: PrefixTree, snapshot_id: str) -> l
 def _trace(
     path: TracePath, own: list[ResolvedCall], shared: list[ResolvedCall], tree: PrefixTree, trace_id: str
 ) -> Trace:
-    tokens = tree.tokens(path.calls[-1].end_node)
+    tokens = tree.tokens(path.end.end_node)
     rows = aligned_routes(own, tokens.size)
     return Trace(
         trace_id=trace_id,

@@ -14,24 +14,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from freezepoint.core.frozen import FrozenLog
+import numpy as np
+import orjson
+
+from freezepoint.core.digests import canonical_routes
+from freezepoint.core.frozen import Closing, FrozenLog, SpillRef
 from freezepoint.core.snapshot import body_digest, prompt_form
 from freezepoint_schemas.events import (
     CallCancelled,
     CallIntent,
     CaptureIncomplete,
-    RolloutCancelled,
     RolloutClear,
     RolloutComplete,
     TokenEntry,
 )
-from freezepoint_schemas.parts import PartAssembler
+from freezepoint_schemas.ledger import Carried
+from freezepoint_schemas.parts import PartAssembler, PartHeader
 from freezepoint_schemas.reasons import Reason
 
 _T = TypeVar("_T")
 LogEvent = TokenEntry | CallIntent | CallCancelled | CaptureIncomplete
+_DROPPED_MARK = ("", "")
+"""Stands for all marks of a log whose payload was dropped: of a text that a producer chose, nothing is left."""
 
 
 class State(Enum):
@@ -107,21 +113,55 @@ class LogLimits:
     entries_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a log knows beside its entries."""
+
+    intents: frozenset[str]
+    cancelled: frozenset[str]
+    marks: frozenset[tuple[str, str]]
+    faults: frozenset[Reason]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is remembered of a recorded call, wherever its entry is."""
+
+    body: bytes
+    form: bytes
+    by_reference: bool
+
+
 @dataclass(slots=True)
 class RolloutLog:
-    """One open life of a rollout id. ``size_bytes`` counts the wire bytes of what is kept."""
+    """One open life of a rollout id.
+
+    ``size_bytes`` counts the wire bytes of what was kept, :attr:`held_bytes` the parts that wait for others as well;
+    ``memory_bytes`` is about what its entries hold in memory. ``spilled``: where entries were put away, in order;
+    ``garbage``: what of that nobody needs any more. A log that grew too large keeps that fact alone, and as many parts
+    as one value can have: the event that closes it may come in parts too.
+    """
 
     rollout_id: str
     first_offset: int
     limits: LogLimits
     parts: PartAssembler
     dispatch: RolloutClear | None = None
+    active_at: float = 0.0
+    """When the last record came, on the partition's clock."""
+    last_offset: int = -1
+    carried: Carried | None = None
+    """Where its log was written to, so that a replay may skip its records up to there."""
     size_bytes: int = 0
+    memory_bytes: int = 0
+    spilled: list[SpillRef] = field(default_factory=list)
+    garbage: list[SpillRef] = field(default_factory=list)
     oversized: bool = False
     frozen: bool = False
     _entries: dict[str, TokenEntry] = field(default_factory=dict)
-    _digests: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
-    _alternatives: dict[tuple[str, bytes], TokenEntry] = field(default_factory=dict)
+    _known: dict[str, _Known] = field(default_factory=dict)
+    _alternatives: dict[tuple[str, bytes], TokenEntry | None] = field(default_factory=dict)
+    """None where the entry is spilled."""
     _intents: set[str] = field(default_factory=set)
     _cancelled: set[str] = field(default_factory=set)
     _marks: set[tuple[str, str]] = field(default_factory=set)
@@ -134,11 +174,27 @@ class RolloutLog:
             case TokenEntry():
                 return self._write_entry(event, size_bytes)
             case CallIntent():
-                return _add(self._intents, event.model_call_id)
+                return self._note(self._intents, event.model_call_id, size_bytes)
             case CallCancelled():
-                return _add(self._cancelled, event.model_call_id)
+                return self._note(self._cancelled, event.model_call_id, size_bytes)
             case CaptureIncomplete():
-                return _add(self._marks, (event.model_call_id, event.reason))
+                mark = _DROPPED_MARK if self.oversized else (event.model_call_id, event.reason)
+                return self._note(self._marks, mark, size_bytes)
+
+    def add_part(self, header: PartHeader, part: bytes, offset: int) -> bytes | None:
+        """One part of a split record: the whole value once it is here (see :meth:`PartAssembler.add`).
+
+        :raises PartError: the parts contradict each other.
+        :raises FrozenLogError: the log is frozen; nothing changed.
+        """
+        self._require_open()
+        whole = self.parts.add(header, part, offset)
+        self._limit()
+        return whole
+
+    @property
+    def held_bytes(self) -> int:
+        return self.size_bytes + self.parts.held_bytes
 
     def fault(self, reason: Reason) -> None:
         """A record of this rollout was lost, or the rollout as a whole is masked for this reason.
@@ -150,7 +206,7 @@ class RolloutLog:
         if reason in (Reason.ROLLOUT_TOO_LARGE, Reason.INPUT_EXPIRED):
             self._drop_payload()
 
-    def freeze(self, closing: RolloutComplete | RolloutCancelled, partition: int, offset: int) -> FrozenLog:
+    def freeze(self, closing: Closing, partition: int, offset: int) -> FrozenLog:
         """The log as it is, for good. :raises FrozenLogError: it is frozen already; nothing changed."""
         self._require_open()
         self.frozen = True
@@ -163,13 +219,45 @@ class RolloutLog:
             freeze_offset=offset,
             closing=closing,
             entries=tuple(self._entries.values()),
-            alternatives=tuple(self._alternatives.values()),
-            intents=frozenset(() if self.oversized else self._intents),
-            cancelled=frozenset(() if self.oversized else self._cancelled),
+            alternatives=tuple(entry for entry in self._alternatives.values() if entry is not None),
+            intents=frozenset(self._intents),
+            cancelled=frozenset(self._cancelled),
             marks=frozenset(self._marks),
             faults=self._final_faults(),
             dispatch=self.dispatch,
+            spilled=tuple(self.spilled),
         )
+
+    def entries(self) -> list[TokenEntry]:
+        """The entries in memory, the kept ones first."""
+        alternatives = (entry for entry in self._alternatives.values() if entry is not None)
+        return [*self._entries.values(), *alternatives]
+
+    def facts(self) -> Facts:
+        """Everything but the entries, as it stands."""
+        return Facts(
+            frozenset(self._intents),
+            frozenset(self._cancelled),
+            frozenset(self._marks),
+            frozenset(self._faults),
+        )
+
+    def spill(self) -> list[TokenEntry]:
+        """Hand out the entries in memory, to be put away, and keep what is needed to know them again.
+
+        :raises FrozenLogError: the log is frozen; nothing changed.
+        """
+        self._require_open()
+        entries = self.entries()
+        self._entries.clear()
+        self._alternatives = dict.fromkeys(self._alternatives)
+        self.memory_bytes = 0
+        return entries
+
+    def take_spilled(self) -> list[SpillRef]:
+        """Everything of this log that is in the spool, which nobody will ask for any more."""
+        refs, self.spilled, self.garbage = [*self.spilled, *self.garbage], [], []
+        return refs
 
     def _final_faults(self) -> frozenset[Reason]:
         """Once the payload is dropped, what could still be compared depends on arrival: such faults stay out."""
@@ -181,46 +269,89 @@ class RolloutLog:
         if self.oversized:
             return Written.RECORDED
         call_id, body, form = entry.model_call_id, body_digest(entry), prompt_form(entry)
-        known = self._digests.get(call_id)
+        known = self._known.get(call_id)
         if known is None:
-            self._digests[call_id] = (body, form)
-            self._entries[call_id] = entry
-            self._grow(size_bytes)
+            self._known[call_id] = _Known(body, form, entry.prompt_prefix is not None)
+            self._entries[call_id] = _compact(entry)
+            self._grow(entry, size_bytes)
             return Written.RECORDED
-        if known == (body, form) or (known[0] == body and (call_id, form) in self._alternatives):
+        if known.body == body and (known.form == form or (call_id, form) in self._alternatives):
             return Written.DUPLICATE
-        if known[0] != body or not (entry.prompt_prefix or self._entries[call_id].prompt_prefix):
+        if known.body != body or not (entry.prompt_prefix or known.by_reference):
             self._faults.add(Reason.CONFLICTING_ENTRY)
             return Written.CONFLICT
-        self._alternatives[call_id, form] = entry
-        self._grow(size_bytes)
+        self._alternatives[call_id, form] = _compact(entry)
+        self._grow(entry, size_bytes)
         return Written.DEFERRED
 
-    def _grow(self, size_bytes: int) -> None:
+    def _note(self, known: set[_T], item: _T, size_bytes: int) -> Written:
+        if item in known:
+            return Written.DUPLICATE
+        known.add(item)
         self.size_bytes += size_bytes
-        too_many = len(self._entries) + len(self._alternatives) > self.limits.entries_max
-        if too_many or self.size_bytes > self.limits.bytes_max:
+        self._limit()
+        return Written.RECORDED
+
+    def _grow(self, entry: TokenEntry, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        self.memory_bytes += memory_of(entry)
+        self._limit()
+
+    def _limit(self) -> None:
+        too_many = len(self._known) + len(self._alternatives) > self.limits.entries_max
+        if not self.oversized and (too_many or self.held_bytes > self.limits.bytes_max):
             self.fault(Reason.ROLLOUT_TOO_LARGE)
+        if self.oversized:
+            self._drop_payload()
 
     def _drop_payload(self) -> None:
         self.oversized = True
-        self.size_bytes = 0
+        self.size_bytes = self.memory_bytes = 0
+        self.garbage += self.spilled
+        self.spilled = []
         self._entries.clear()
-        self._digests.clear()
+        self._known.clear()
         self._alternatives.clear()
-        self.parts = PartAssembler(self.parts.value_bytes_max)
+        self._intents.clear()
+        self._cancelled.clear()
+        self._marks = {_DROPPED_MARK} if self._marks else set()
+        self.parts.drop_oldest(self.parts.value_bytes_max)
 
     def _require_open(self) -> None:
         if self.frozen:
             raise FrozenLogError(f"the log of rollout {self.rollout_id} is frozen")
 
 
+_ENTRY_OVERHEAD_BYTES = 3 * 1024
+_OBJECT_FACTOR = 2
+
+
+def memory_of(entry: TokenEntry) -> int:
+    """About how many bytes an entry holds in memory: its arrays, and its output items as Python objects."""
+    routes = entry.routed_experts
+    routes_bytes = (
+        routes.nbytes if isinstance(routes, np.ndarray) else 0 if routes is None else _json_bytes(routes)
+    )
+    return (
+        entry.prompt_token_ids.nbytes
+        + entry.generation_token_ids.nbytes
+        + entry.generation_log_probs.nbytes
+        + routes_bytes
+        + _OBJECT_FACTOR * _json_bytes(entry.output_items)
+        + _ENTRY_OVERHEAD_BYTES
+    )
+
+
+def _json_bytes(value: Any) -> int:
+    return len(orjson.dumps(value))
+
+
+def _compact(entry: TokenEntry) -> TokenEntry:
+    """Nested lists of routed experts are an array, where they are one: a tenth of the memory, the same values."""
+    if not isinstance(entry.routed_experts, list):
+        return entry
+    return entry.model_copy(update={"routed_experts": canonical_routes(entry.routed_experts)})
+
+
 class FrozenLogError(Exception):
     """A frozen log was written to: a bug of the caller, who has to ask the table first."""
-
-
-def _add(known: set[_T], item: _T) -> Written:
-    if item in known:
-        return Written.DUPLICATE
-    known.add(item)
-    return Written.RECORDED

@@ -9,7 +9,7 @@ that was kept.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,9 @@ from freezepoint_schemas.reasons import NotDelivered, Reason, ordered
 
 __all__ = ["ResolvedCall", "Snapshot", "body_digest", "payload_digest", "prompt_form", "take_snapshot"]
 
+_FORMS_MAX = 16
+"""A call written in more ways than this counts as a conflict, without a look at the rest: every reference to
+it may have to be tried against each."""
 _LOST_PROMPT = {
     NotDelivered.PREFIX_UNRESOLVED: Reason.PREFIX_UNRESOLVED,
     NotDelivered.PREFIX_MISMATCH: Reason.PREFIX_MISMATCH,
@@ -97,13 +100,15 @@ def take_snapshot(log: FrozenLog) -> Snapshot:
     """Resolve, compare and identify everything in a frozen log. Linear in the tokens it holds; never raises
     for what a producer wrote, that becomes a fault."""
     forms = _forms(log)
+    kept = {call_id: own[0] for call_id, own in forms.items()}
     tree = PrefixTree()
-    _resolve(tree, forms)
-    kept = _kept(forms)
+    _resolve(tree, [form for own in forms.values() for form in own[:_FORMS_MAX]])
     calls = [_resolved_call(form) for form in kept.values() if form.failure is None]
     set_aside = [(form.entry, form.failure) for form in kept.values() if form.failure is not None]
     dangling = sorted(log.intents - kept.keys() - log.cancelled)
-    content = log.faults | _entry_faults(forms, kept) | ({Reason.CAPTURE_INCOMPLETE} if log.marks else set())
+    content = (
+        log.faults | _entry_faults(forms.values()) | ({Reason.CAPTURE_INCOMPLETE} if log.marks else set())
+    )
     return Snapshot(
         rollout_id=log.rollout_id,
         id=_content_id(log, content, dangling, _payloads(tree, calls, set_aside)),
@@ -126,16 +131,25 @@ class _Form:
     failure: NotDelivered | None = None
 
 
-def _forms(log: FrozenLog) -> list[_Form]:
-    """All forms of all calls: of each call the kept one first."""
-    return [_Form(entry) for entry in (*log.entries, *log.alternatives)]
+def _forms(log: FrozenLog) -> dict[str, list[_Form]]:
+    """The forms of each call, the kept one first, no two alike."""
+    forms: dict[str, list[_Form]] = {}
+    repeated: defaultdict[str, list[TokenEntry]] = defaultdict(list)
+    for entry in (*log.entries, *log.alternatives):
+        if entry.model_call_id in forms:
+            repeated[entry.model_call_id].append(entry)
+        else:
+            forms[entry.model_call_id] = [_Form(entry)]
+    for call_id, entries in repeated.items():
+        kept = forms[call_id][0].entry
+        others = {_writing(entry): entry for entry in entries}
+        others.pop(_writing(kept), None)
+        forms[call_id] += [_Form(others[writing]) for writing in sorted(others)]
+    return forms
 
 
-def _kept(forms: Iterable[_Form]) -> dict[str, _Form]:
-    kept: dict[str, _Form] = {}
-    for form in forms:
-        kept.setdefault(form.entry.model_call_id, form)
-    return kept
+def _writing(entry: TokenEntry) -> tuple[bytes, bytes]:
+    return prompt_form(entry), body_digest(entry)
 
 
 def _resolve(tree: PrefixTree, forms: list[_Form]) -> None:
@@ -195,21 +209,22 @@ def _resolved_call(form: _Form) -> ResolvedCall:
     )
 
 
-def _entry_faults(forms: Iterable[_Form], kept: Mapping[str, _Form]) -> set[Reason]:
+def _entry_faults(calls: Iterable[list[_Form]]) -> set[Reason]:
     """References that lead nowhere, and calls whose forms do not say the same."""
     faults: set[Reason] = set()
-    for form in forms:
-        if form.failure is not None:
-            faults.add(_LOST_PROMPT[form.failure])
-        if _conflicts(kept[form.entry.model_call_id], form):
+    for forms in calls:
+        faults |= {_LOST_PROMPT[form.failure] for form in forms[:_FORMS_MAX] if form.failure is not None}
+        if len(forms) > 1 and _conflict(forms):
             faults.add(Reason.CONFLICTING_ENTRY)
     return faults
 
 
-def _conflicts(kept: _Form, form: _Form) -> bool:
-    if form is kept:
-        return False
-    return form.prompt_node is not kept.prompt_node or body_digest(form.entry) != body_digest(kept.entry)
+def _conflict(forms: list[_Form]) -> bool:
+    return (
+        len(forms) > _FORMS_MAX
+        or any(form.prompt_node is not forms[0].prompt_node for form in forms)
+        or len({body_digest(form.entry) for form in forms}) > 1
+    )
 
 
 def _closing_faults(

@@ -6,6 +6,8 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 
+_STALE_MAX = 1_000
+
 
 @dataclass(slots=True)
 class Watermark:
@@ -23,6 +25,8 @@ class Watermark:
         if not self._held[offset]:
             heapq.heappush(self._heap, offset)
         self._held[offset] += 1
+        if len(self._heap) > 2 * len(self._held) + _STALE_MAX:
+            self._heap = sorted(self._held)  # what was released lies above one that is still held
 
     def release(self, offset: int) -> None:
         """Undo one :meth:`hold`; releasing what is not held is a bug of the caller."""

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import structlog
 
-LEVELS = ("debug", "info", "warning", "error")
+LEVELS = ("debug", "info", "warning", "error", "critical")
 _QUIET_CLIENTS = ("aiokafka", "asyncio")
 
 

@@ -83,23 +83,30 @@ class Lease(Protocol):
         ...
 
     async def start(self, offset: int) -> None:
-        """Deliver records from that offset on in the member's polls."""
+        """Deliver records from that offset on in the member's polls.
+
+        :raises OwnershipLostError: the generation in which it was acquired has passed.
+        """
         ...
 
     async def publish(self, records: Sequence[OutputRecord]) -> None:
         """Write all the records, or none: one transaction, split where above the limit.
 
+        A cancellation ends the lease as a failure does: the outcome is unknown. No records publish nothing.
+
         :raises FencedError: another owner started.
         :raises PublishError: failed or unknown; the lease is dead.
+        :raises ConfigurationError: a topic or a right is missing; nothing was written, and the lease is dead.
+        :raises RecordTooLargeError: a record cannot be split; nothing was written, and the lease lives on.
         """
         ...
 
     async def renew(self, generation: int, offset: int, records: Sequence[OutputRecord]) -> None:
-        """Keep the lease in a new assignment that gave the partition back: publish (a progress record) under it and
-        deliver from ``offset`` on.
+        """Keep the lease in a new assignment that gave the partition back: publish (a progress record at least) under it
+        and deliver from ``offset`` on.
 
         :raises FencedError: somebody owned it in between.
-        :raises OwnershipLostError: the generation has passed.
+        :raises OwnershipLostError: the generation has passed, by now or meanwhile; the lease lives on.
         """
         ...
 
@@ -175,7 +182,8 @@ class Feed:
     """What one poll of a subscription returned.
 
     ``started``: partitions whose delivery begins anew. One that a consumer keeps from one assignment to the next goes
-    on where it was and is not named, unless the group has stored an offset meanwhile that this consumer did not.
+    on where it was and is not named, unless the group has stored an offset meanwhile that this consumer did not, or
+    retention has removed what it would read next.
     ``records``: by partition, in offset order, of ``assigned`` partitions that were started.
     """
 
@@ -239,11 +247,15 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicFinding:
-    """One line of a check: what was expected of a topic, what is there, and the command that mends it."""
+    """One line of a check: what was expected of a topic, what is there, and the command that mends it.
+
+    ``spoils``: a worker must not run like this, results would be lost or wrong.
+    """
 
     topic: str
     ok: bool
     message: str
+    spoils: bool = False
 
 
 class TopicAdmin(Protocol):

@@ -26,7 +26,9 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
         yield record
         return
     if record.topic is Topic.LEDGER:
-        raise RecordTooLargeError(f"a ledger record of {record.size} bytes is above the limit of {record_bytes_max}")
+        raise RecordTooLargeError(
+            f"a ledger record of {record.size} bytes is above the limit of {record_bytes_max}"
+        )
     room = record_bytes_max - RECORD_OVERHEAD_BYTES - (record.size - len(record.value))
     if room < 1:
         raise RecordTooLargeError(

@@ -33,14 +33,14 @@ class KafkaTransport:
     async def producer(self) -> KafkaProducer:
         producer = KafkaProducer(self._cluster)
         await producer.open()
-        self._made.append(producer)
+        self._keep(producer)
         return producer
 
     async def join(self, group: str) -> KafkaMember:
         """:raises MissingTopicError: there is no tokens topic."""
         member = KafkaMember(self._cluster, group)
         await member.open()
-        self._made.append(member)
+        self._keep(member)
         return member
 
     async def subscribe(
@@ -48,7 +48,7 @@ class KafkaTransport:
     ) -> KafkaSubscription:
         """:raises MissingTopicError: the topic does not exist."""
         subscription = KafkaSubscription(self._cluster, topic, group, start)
-        self._made.append(subscription)
+        self._keep(subscription)
         await subscription.open()
         return subscription
 
@@ -60,9 +60,12 @@ class KafkaTransport:
         reader = KafkaReader(
             self._cluster, self.names[topic], range(count) if partitions is None else partitions
         )
-        self._made.append(reader)
+        self._keep(reader)
         await reader.open(start or {})
         return reader
+
+    def _keep(self, made: KafkaProducer | KafkaMember | KafkaReader | KafkaSubscription) -> None:
+        self._made = [*(other for other in self._made if not other.closed), made]
 
     def admin(self) -> KafkaTopicAdmin:
         return KafkaTopicAdmin(self._cluster)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from aiokafka.protocol.admin import CreateTopicsRequest
 from freezepoint.errors import FreezepointError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import translate, translated
-from freezepoint.transport.kafka.rules import Difference, differences, needs
+from freezepoint.transport.kafka.rules import CLEANUP, Difference, differences, needs
 from freezepoint.transport.kafka.wire import SetTopicConfigs
 from freezepoint.transport.ports import TopicFinding
 from freezepoint_schemas.topics import Topic, TopicSpec
@@ -45,11 +45,16 @@ class KafkaTopicAdmin:
         findings: list[TopicFinding] = []
         for spec in specs:
             if spec.name not in observed.counts:
-                findings.append(TopicFinding(spec.name, False, f"{spec.name} does not exist: {MEND}"))
+                findings.append(TopicFinding(spec.name, False, f"does not exist: {MEND}", spoils=True))
                 continue
             found = [_partition_finding(spec, observed.counts[spec.name])]
             found += [
-                TopicFinding(spec.name, False, f"{spec.name}: {difference.text}: {MEND}")
+                TopicFinding(
+                    spec.name,
+                    False,
+                    f"{difference.text}: {MEND}",
+                    spoils=spec.topic is Topic.TOKENS and difference.key == CLEANUP,
+                )
                 for difference in _differences(spec, specs, observed)
             ]
             problems = [finding for finding in found if not finding.ok]
@@ -64,7 +69,7 @@ class KafkaTopicAdmin:
             try:
                 findings += await self._apply_one(spec, specs, observed)
             except FreezepointError as error:
-                findings.append(TopicFinding(spec.name, False, f"{spec.name}: {error}"))
+                findings.append(TopicFinding(spec.name, False, str(error)))
         return findings + _same_count(specs, await self._observe(specs))
 
     async def _apply_one(
@@ -72,13 +77,13 @@ class KafkaTopicAdmin:
     ) -> list[TopicFinding]:
         if spec.name not in observed.counts:
             created = await self._create(spec, needs(spec, specs, observed.configs))
-            return [TopicFinding(spec.name, True, f"{spec.name}: {created}")]
+            return [TopicFinding(spec.name, True, created)]
         partitions = _partition_finding(spec, observed.counts[spec.name])
         wrong = _differences(spec, specs, observed)
         if wrong:
             await self._set(spec.name, {difference.key: difference.needed for difference in wrong})
             values = ", ".join(f"{difference.key}={difference.needed}" for difference in wrong)
-            changed = TopicFinding(spec.name, True, f"{spec.name}: set {values}")
+            changed = TopicFinding(spec.name, True, f"set {values}")
             return [changed] if partitions.ok else [changed, partitions]
         return [_fine(spec) if partitions.ok else partitions]
 
@@ -104,17 +109,8 @@ class KafkaTopicAdmin:
         if error is kafka.TopicAlreadyExistsError:
             return "was created by somebody else just now"
         _raise(error, message[0] if message else None, f"creating topic {spec.name}")
-        await self._until_visible(spec.name)
+        await self._until(lambda: self._exists(spec.name), f"creating topic {spec.name}")
         return f"created with {spec.partitions} partitions"
-
-    async def _until_visible(self, name: str) -> None:
-        """A broker answers before it knows its own new topic, and what uses it next would find it missing."""
-        with translated(f"waiting for topic {name}"):
-            async with asyncio.timeout(self._cluster.clients.timeout_s):
-                while True:
-                    if name in await self._cluster.partition_counts([name]):
-                        return
-                    await asyncio.sleep(VISIBLE_RETRY_S)
 
     async def _set(self, name: str, values: Mapping[str, str]) -> None:
         admin = await self._cluster.admin()
@@ -123,6 +119,23 @@ class KafkaTopicAdmin:
             response = await admin._send_request(SetTopicConfigs(name, values))  # noqa: SLF001 - see wire
         ((code, message, *_),) = response.responses
         _raise(kafka.for_code(code), message, doing)
+        await self._until(lambda: self._has(name, values), doing)
+
+    async def _exists(self, name: str) -> bool:
+        return name in await self._cluster.partition_counts([name])
+
+    async def _has(self, name: str, values: Mapping[str, str]) -> bool:
+        found = (await self._cluster.configs([name], values)).get(name, {})
+        return all(found.get(key) == value for key, value in values.items())
+
+    async def _until(self, visible: Callable[[], Awaitable[bool]], doing: str) -> None:
+        """A broker confirms a change before it knows of it itself, and what comes next would see the topic as it was."""
+        with translated(doing):
+            async with asyncio.timeout(self._cluster.clients.timeout_s):
+                while True:
+                    if await visible():
+                        return
+                    await asyncio.sleep(VISIBLE_RETRY_S)
 
 
 def _raise(error: Any, message: str | None, doing: str) -> None:
@@ -135,7 +148,7 @@ def _differences(spec: TopicSpec, specs: Sequence[TopicSpec], observed: _Observe
 
 
 def _fine(spec: TopicSpec) -> TopicFinding:
-    return TopicFinding(spec.name, True, f"{spec.name}: {spec.partitions} partitions, configured as needed")
+    return TopicFinding(spec.name, True, f"{spec.partitions} partitions, configured as needed")
 
 
 def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
@@ -144,8 +157,9 @@ def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
     return TopicFinding(
         spec.name,
         False,
-        f"{spec.name} has {count} partitions, not {spec.partitions}; a key's partition must never change: use --partitions "
+        f"has {count} partitions, not {spec.partitions}; a key's partition must never change: use --partitions "
         f"{count}, or a new topic prefix",
+        spoils=spec.topic in (Topic.TOKENS, Topic.LEDGER),
     )
 
 
@@ -163,7 +177,8 @@ def _same_count(specs: Sequence[TopicSpec], observed: _Observed) -> list[TopicFi
         TopicFinding(
             name,
             False,
-            f"{name} has {ledger} partitions and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
+            f"has {ledger} partitions and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
             f"worker ever ran on it (kafka-topics.sh --delete --topic {name}), then {MEND} --partitions {tokens}",
+            spoils=True,
         )
     ]

@@ -139,9 +139,10 @@ class Clients:
             partition_assignment_strategy=(RangePartitionAssignor,),
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_interval_ms=settings.heartbeat_interval_ms,
-            # How long a rebalance waits for members that are alive but have not rejoined. Ours rejoin in the
-            # background within a heartbeat; a dead one is dropped by its session timeout in any case.
-            rebalance_timeout_ms=max(settings.session_timeout_ms, 30_000),
+            # How long a rebalance waits for members that have not rejoined; ours do so in the background, within a
+            # heartbeat. The broker may hold back the answer to a join for that long, and the client's request timeout
+            # goes for this request too: at the same length, members would give up and join anew for ever.
+            rebalance_timeout_ms=min(settings.session_timeout_ms, settings.request_timeout_ms * 3 // 4),
             max_poll_interval_ms=settings.max_poll_interval_ms,
             fetch_max_wait_ms=FETCH_WAIT_MS,
             fetch_min_bytes=1,
@@ -150,7 +151,8 @@ class Clients:
         )
 
     def admin(self) -> Any:
-        return AIOKafkaAdminClient(**self.connection)
+        """It asks for the metadata of every topic of the cluster, and so seldom."""
+        return AIOKafkaAdminClient(**self.connection | {"metadata_max_age_ms": 10 * METADATA_MAX_AGE_MS})
 
     async def start(self, client: Any, doing: str) -> None:
         """Start a client within the request timeout. One that fails to start is closed too: aiokafka leaves that to us.

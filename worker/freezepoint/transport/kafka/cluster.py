@@ -192,7 +192,7 @@ class Cluster:
         wanted = None if keys is None else dict.fromkeys(keys, "")
         resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
         admin = await self.admin()
-        with translated("reading topic configurations"):
+        with translated("comparing topic configurations"):
             async with asyncio.timeout(self.clients.timeout_s):
                 (response,) = await admin.describe_configs(resources)
         found: dict[str, dict[str, str]] = {}
@@ -201,7 +201,7 @@ class Cluster:
             if error is kafka.NoError:
                 found[name] = {entry[0]: entry[1] for entry in entries}
             elif error is not kafka.UnknownTopicOrPartitionError:
-                raise translate(error(name), f"reading the configuration of {name}")
+                raise translate(error(name), f"comparing the configuration of {name}")
         return found
 
 

@@ -97,7 +97,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     ),
     (
         kafka.ClusterAuthorizationFailedError,
-        "not authorized while {doing}: grant this user IDEMPOTENT_WRITE on the cluster, and CREATE for topics apply",
+        "not authorized while {doing}: grant this user WRITE on the topics it sends to (before Kafka 2.8: IDEMPOTENT_WRITE on the cluster)",
     ),
     (
         kafka.SaslAuthenticationFailed,
@@ -123,6 +123,17 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
 """A right that is missing, or a setting that the broker does not accept: no retry helps."""
 
 
+RIGHTS = (
+    ("publishing", "WRITE and DESCRIBE"),
+    ("sending", "WRITE and DESCRIBE"),
+    ("describing", "DESCRIBE"),
+    ("creating", "CREATE"),
+    ("altering", "ALTER_CONFIGS"),
+    ("comparing", "DESCRIBE_CONFIGS"),
+)
+"""On a topic, by what we were doing; else we were reading."""
+
+
 def _refused(error: BaseException, doing: str) -> ConfigurationError | None:
     for kind, message in REFUSALS:
         if isinstance(error, kind):
@@ -143,4 +154,4 @@ def _topics(error: BaseException) -> str:
 
 
 def _rights(doing: str) -> str:
-    return "WRITE and DESCRIBE" if doing.startswith(("publishing", "sending")) else "READ and DESCRIBE"
+    return next((rights for begin, rights in RIGHTS if doing.startswith(begin)), "READ and DESCRIBE")

@@ -172,7 +172,8 @@ class Intake:
         """Read again from what was taken: an error of one partition makes the client drop what it had already drained of
         others, with their positions moved on."""
         for delivery in self._deliveries.values():
-            self._consumer.seek(TopicPartition(self._topic, delivery.partition), delivery.next_offset)
+            if self.is_delivered(delivery):
+                self._consumer.seek(TopicPartition(self._topic, delivery.partition), delivery.next_offset)
 
     def _harmless(self, error: BaseException) -> bool:
         """Whether it only concerns partitions that are not started, whose position means nothing."""
@@ -236,17 +237,26 @@ class Intake:
             raise OwnershipLostError(f"the assignment that gave {self._topic}[{partition}] has passed")
 
     def deliver(self, partition: int, offset: int) -> Delivery:
-        """Begin to deliver from that offset on."""
+        """Begin to deliver from that offset on.
+
+        :raises OwnershipLostError: the client has just taken another assignment.
+        """
         source = TopicPartition(self._topic, partition)
         delivery = Delivery(partition, offset)
-        with translated(f"starting {self._topic}[{partition}]"):
-            self._consumer.seek(source, offset)
-            self._consumer.resume(source)
+        if source not in self._consumer.assignment():
+            raise OwnershipLostError(f"{self._topic}[{partition}] is being assigned anew")
+        self._consumer.seek(source, offset)
+        self._consumer.resume(source)
         self._deliveries[partition] = delivery
         return delivery
 
     def is_delivered(self, delivery: Delivery | None) -> bool:
-        return delivery is not None and self._deliveries.get(delivery.partition) is delivery
+        """Also by the client's own assignment, which changes a moment before its listener is called."""
+        return (
+            delivery is not None
+            and self._deliveries.get(delivery.partition) is delivery
+            and TopicPartition(self._topic, delivery.partition) in self._consumer.assignment()
+        )
 
     def pause(self, delivery: Delivery) -> None:
         """The client forgets what it had fetched ahead of a paused partition, and fetches it again later."""

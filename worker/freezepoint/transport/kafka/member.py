@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from aiokafka.structs import TopicPartition
@@ -27,19 +28,22 @@ class KafkaMember:
         self._intake = Intake(cluster, group, self._topic)
         self._reported = 0
         self._publishers: set[Publisher] = set()
+        self.closed = False
 
     async def open(self) -> None:
         await self._cluster.partitions(Topic.TOKENS)
         await self._intake.open()
 
     async def poll(self, timeout_s: float, records_max: int) -> Poll:
-        """A new generation is reported at once, and its records only from the next poll on."""
+        """A new generation is reported at once, before any record of it."""
+        records: dict[int, Sequence[InputRecord]] = {}
         if self._intake.generation == self._reported:
             records = await self._intake.fetch(timeout_s, records_max)
-            if self._intake.generation == self._reported:
-                return Poll(self._reported, self._intake.assigned, records)
-        self._reported = self._intake.generation
-        return Poll(self._reported, self._intake.assigned)
+        if self._intake.generation != self._reported:
+            self._reported = self._intake.generation
+            if not self._intake.assigned:
+                await self._cluster.partitions(Topic.TOKENS)  # of a deleted topic nobody has a partition
+        return Poll(self._reported, self._intake.assigned, records)
 
     async def acquire(self, partition: int) -> KafkaLease:
         """The order is what makes it safe: fence first, prove the ownership, and only then read what the predecessor,
@@ -105,6 +109,7 @@ class KafkaMember:
 
     async def leave(self) -> None:
         """Frees the producers of leases that were not closed, too."""
+        self.closed = True
         await asyncio.gather(*(publisher.close() for publisher in self._publishers))
         self._publishers.clear()
         await self._intake.close()

@@ -27,7 +27,7 @@ class KafkaProducer:
         self._producer: Any = None
         self._batch_bytes = 0
         self._starting = asyncio.Lock()
-        self._closed = False
+        self.closed = False
 
     async def open(self) -> None:
         """Connect, so that a wrong address shows before the first record."""
@@ -55,7 +55,7 @@ class KafkaProducer:
 
     async def _ready(self) -> Any:
         async with self._starting:
-            if self._closed:
+            if self.closed:
                 raise BrokerUnavailableError("the producer is closed")
             if self._producer is not None and self._batch_bytes > self._cluster.batch_bytes:
                 self._replace(self._producer)
@@ -79,7 +79,7 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """Every send that returned is durable already, so there is nothing to flush."""
-        self._closed = True
+        self.closed = True
         if self._producer is not None:
             producer, self._producer = self._producer, None
             await self._cluster.clients.close(producer)

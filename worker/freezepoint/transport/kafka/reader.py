@@ -23,6 +23,7 @@ class KafkaReader:
         self._sources = [TopicPartition(topic, partition) for partition in partitions]
         self._next: dict[TopicPartition, int] = {}
         self._consumer: Any = None
+        self.closed = False
 
     async def open(self, start: Mapping[int, int]) -> None:
         """Assigned and positioned in one breath, so that the client never looks for offsets by itself. A start below the
@@ -64,5 +65,6 @@ class KafkaReader:
         )
 
     async def close(self) -> None:
+        self.closed = True
         if self._consumer is not None:
             await self._cluster.clients.close(self._consumer)

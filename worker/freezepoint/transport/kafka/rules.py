@@ -13,10 +13,10 @@ CLEANUP = "cleanup.policy"
 UNLIMITED = "-1"
 
 WHY = {
-    (Topic.TOKENS, CLEANUP): "all records of a rollout share a key, and compaction would destroy them",
+    (Topic.TOKENS, CLEANUP): "compaction would destroy rollouts: all their records share a key",
     (Topic.TOKENS, "message.timestamp.type"): "idle time is counted by the broker's clock",
     (Topic.LEDGER, RETENTION): "it must outlive the tokens it speaks of",
-    (Topic.LEDGER, RETENTION_BYTES): "size must not shorten it: it must outlive the tokens it speaks of",
+    (Topic.LEDGER, RETENTION_BYTES): "size must not shorten it below the tokens' own",
 }
 
 

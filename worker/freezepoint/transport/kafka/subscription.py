@@ -42,6 +42,7 @@ class KafkaSubscription:
         self._started: dict[int, Started] = {}
         self._starting: asyncio.Task[None] | None = None
         self._paused = False
+        self.closed = False
 
     async def open(self) -> None:
         """:raises MissingTopicError: the topic does not exist."""
@@ -181,6 +182,7 @@ class KafkaSubscription:
             self._intake.resume(delivery)
 
     async def close(self) -> None:
+        self.closed = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})

@@ -65,7 +65,7 @@ def _check_all(
 def _check(connection: sqlite3.Connection, spec: TopicSpec) -> TopicFinding:
     topic = log.find_topic(connection, spec.name)
     if topic is None:
-        return TopicFinding(spec.name, ok=False, message=f"missing; create it with: {_APPLY}")
+        return TopicFinding(spec.name, ok=False, message=f"missing; create it with: {_APPLY}", spoils=True)
     if topic.partitions != spec.partitions:
         return _partitions_differ(spec, topic)
     differing = _differing(spec, topic)
@@ -80,6 +80,7 @@ def _partitions_differ(spec: TopicSpec, topic: log.TopicRow) -> TopicFinding:
         ok=False,
         message=f"has {topic.partitions} partitions, {spec.partitions} were asked for; the count decides where keys go "
         f"and never changes: {_APPLY} --partitions {topic.partitions}, or name a new file or topic prefix",
+        spoils=spec.topic in (Topic.TOKENS, Topic.LEDGER),
     )
 
 

@@ -2,6 +2,10 @@
 
 Every write is one ``BEGIN IMMEDIATE`` transaction: a blocked writer waits for the lock, and never meets the
 ``SQLITE_BUSY`` that an upgrade from a read transaction gets at once, past the busy handler.
+
+Checkpoints (moving the write-ahead log into the file) happen only while the write lock is held, never by themselves:
+SQLite up to 3.51.2, which most Pythons bring, can lose committed pages when a commit of another connection resets the
+log in the middle of a checkpoint (the "WAL-reset bug"). Under the lock there is no such commit.
 """
 
 from __future__ import annotations
@@ -30,8 +34,11 @@ Job = Callable[[sqlite3.Connection], T]
 JOBS_MAX = 256
 """Jobs that share one transaction, and so one fsync; more would let the first one wait too long."""
 
-WAL_BYTES_KEPT = 64 * 1024 * 1024
-"""A log that a burst has made larger is cut back to this at its next reset."""
+WAL_BYTES_MAX = 8 * 1024 * 1024
+"""A write-ahead log above this is moved into the file after the next commit."""
+
+WAL_BYTES_KEPT = 4 * 1024 * 1024
+"""What is left of the log at its reset, so that its size tells whether it has grown since."""
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -141,6 +148,7 @@ def _configure(connection: sqlite3.Connection, path: Path, settings: SqliteSetti
         )
     connection.execute(f"PRAGMA synchronous={settings.synchronous}")
     connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT}")
+    connection.execute("PRAGMA wal_autocheckpoint=0")
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
@@ -240,6 +248,7 @@ class WriteConnection(_OnThread):
     def __init__(self, path: Path, settings: SqliteSettings) -> None:
         super().__init__(path, settings)
         self._waiting: deque[tuple[Job[Any], Future[Any]]] = deque()
+        self._checkpointer: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._draining = False
 
@@ -268,6 +277,21 @@ class WriteConnection(_OnThread):
                     future.set_exception(outcome)
                 else:
                     future.set_result(outcome)
+            self._checkpoint_when_grown()
+
+    def _checkpoint_when_grown(self) -> None:
+        # What fails here fails the next job too, and is reported there; nothing that was acknowledged hangs on it.
+        with contextlib.suppress(sqlite3.Error, OSError, ConfigurationError):
+            if self._path.with_name(f"{self._path.name}-wal").stat().st_size > WAL_BYTES_MAX:
+                if self._checkpointer is None:  # the connection that holds the lock cannot
+                    self._checkpointer = open_database(self._path, self._settings)
+                with writing(self._opened(), self._settings.busy_timeout_ms):
+                    self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def _close_connection(self) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+        super()._close_connection()
 
     def _take_batch(self) -> list[tuple[Job[Any], Future[Any]]]:
         """The jobs for the next transaction; none is the sign that the next :meth:`run` starts a new drain."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -124,9 +125,10 @@ class SqliteLease:
             raise
 
     async def commit_hint(self, offset: int) -> None:
-        await self._context.writer.run(
-            lambda connection: ownership.commit(connection, self._grant, self._claim.group, offset)
-        )
+        with contextlib.suppress(BrokerError):  # whatever comes of it: the ledger holds what counts
+            await self._context.writer.run(
+                lambda connection: ownership.commit(connection, self._grant, self._claim.group, offset)
+            )
 
     async def caught_up(self) -> bool:
         if self._next_offset is None:

@@ -45,6 +45,11 @@ class Stream:
     def position(self, offset: int) -> int:
         return self.id << OFFSET_BITS | offset
 
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The first one, and the one after the last that is possible."""
+        return self.id << OFFSET_BITS, (self.id + 1) << OFFSET_BITS
+
 
 def create_default_topics(connection: sqlite3.Connection, names: TopicNames, partitions: int) -> None:
     """Give a file without any topic the four it needs."""

@@ -7,11 +7,12 @@ import sqlite3
 from freezepoint.core.records import InputRecord
 from freezepoint.errors import OwnershipLostError
 from freezepoint.transport.ports import Poll
-from freezepoint.transport.sqlite import log, ownership
+from freezepoint.transport.sqlite import log, ownership, retention
 from freezepoint.transport.sqlite.database import ReadConnection
 from freezepoint.transport.sqlite.lease import LeaseContext, SqliteLease
 from freezepoint.transport.sqlite.membership import Membership
 from freezepoint.transport.sqlite.ownership import Claim
+from freezepoint.transport.sqlite.writing import now_ms
 from freezepoint_schemas.topics import Topic, TopicNames
 
 
@@ -23,6 +24,15 @@ class SqliteMember:
         self._names = names
         self._ledger_reads = ledger_reads
         self._leases: dict[int, SqliteLease] = {}
+        membership.clean_up = self._expire
+
+    @property
+    def left(self) -> bool:
+        return self._membership.left
+
+    def _expire(self, connection: sqlite3.Connection, assigned: frozenset[int]) -> None:
+        """Each member clears away what is past its retention in its own partitions."""
+        retention.expire(connection, self._names, assigned, now_ms())
 
     async def poll(self, timeout_s: float, records_max: int) -> Poll:
         standing, records = await self._membership.poll(self, timeout_s, records_max)

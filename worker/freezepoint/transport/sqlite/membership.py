@@ -40,7 +40,8 @@ class _Look:
 class Membership:
     """Beats within its polls, so that a consumer that hangs loses its partitions to one that does not.
 
-    ``writer`` is the transport's, ``reads`` is this membership's own connection and closed with it.
+    ``writer`` is the transport's, ``reads`` is this membership's own connection and closed with it. ``clean_up`` runs in
+    the transaction of each beat, with the assigned partitions.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Membership:
         group_id: int,
         member_id: str,
     ) -> None:
+        self.clean_up: Callable[[sqlite3.Connection, frozenset[int]], None] | None = None
         self.writer = writer
         self.reads = reads
         self.settings = settings
@@ -89,12 +91,17 @@ class Membership:
         if now < self._next_beat:
             return
         self._next_beat = now + self.settings.heartbeat_interval_ms / 1000
-        beats = await self.writer.run(lambda connection: group.beat(connection, self.group, self.id))
+        beats = await self.writer.run(self._beat)
         silent = self._watch.silent(
             {member: seen for member, seen in beats.items() if member != self.id}, now
         )
         if silent:
             await self.writer.run(lambda connection: group.remove(connection, self.group, silent))
+
+    def _beat(self, connection: sqlite3.Connection) -> dict[str, int]:
+        if self.clean_up is not None:
+            self.clean_up(connection, self.standing.assigned)
+        return group.beat(connection, self.group, self.id)
 
     async def _look(self, deliveries: Deliveries, records_max: int) -> dict[int, Sequence[InputRecord]]:
         """Records; none where the standing is new."""

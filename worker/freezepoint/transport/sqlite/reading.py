@@ -43,10 +43,10 @@ class SqliteReader:
         self._rotation = Rotation()
         self._pace = Pace(settings)
         self._exhausted_at: int | None = None
-        self._closed = False
+        self.closed = False
 
     async def poll(self, timeout_s: float, records_max: int) -> Sequence[InputRecord]:
-        if self._closed:
+        if self.closed:
             raise BrokerError("the reader is closed")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -82,5 +82,5 @@ class SqliteReader:
         return await self._connection.run(lambda connection: log.is_at_end(connection, cursors))
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         await self._connection.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from freezepoint.core.records import InputRecord
 from freezepoint.errors import OwnershipLostError
 from freezepoint.transport.ports import Feed, StartAt, Started
 from freezepoint.transport.sqlite import group, log
@@ -32,13 +33,19 @@ class SqliteSubscription:
         self._offsets = StoredOffsets(start)
         self._standing = Standing(0, frozenset())
         self._cursors: dict[int, log.Cursor] = {}
+        self._before: dict[int, int] = {}
+        """Where the last read of each partition began."""
         self._paused = False
+
+    @property
+    def closed(self) -> bool:
+        return self._membership.left
 
     async def poll(self, timeout_s: float, records_max: int) -> Feed:
         """A new generation comes with its starts."""
         standing, records = await self._membership.poll(self, timeout_s, records_max)
         if standing.generation == self._standing.generation:
-            return Feed(standing.generation, standing.assigned, {}, records)
+            return Feed(standing.generation, standing.assigned, self._past_gaps(records), records)
         begun = await self._membership.writer.run(lambda connection: self._begin(connection, standing))
         if begun is None:
             return Feed(self._standing.generation, self._standing.assigned)  # the next poll sees a newer one
@@ -47,6 +54,14 @@ class SqliteSubscription:
             self._offsets.started(partition, start.offset)
         self._membership.changed()
         return Feed(standing.generation, standing.assigned, begun.started)
+
+    def _past_gaps(self, records: Mapping[int, Sequence[InputRecord]]) -> dict[int, Started]:
+        """New starts of partitions that retention shortened ahead of this consumer; the offsets themselves have no gaps."""
+        return {
+            partition: Started(batch[0].offset, expired=batch[0].offset - self._before[partition])
+            for partition, batch in records.items()
+            if batch[0].offset > self._before[partition]
+        }
 
     def _begin(self, connection: sqlite3.Connection, standing: Standing) -> _Begun | None:
         """Where each partition goes on; what begins without a stored offset is stored. None: the assignment passed."""
@@ -101,6 +116,7 @@ class SqliteSubscription:
     def delivered(self, partition: int, cursor: log.Cursor, next_offset: int) -> bool:
         if self._paused or self._cursors.get(partition) != cursor:
             return False
+        self._before[partition] = cursor.offset
         self._cursors[partition] = log.Cursor(cursor.stream, partition, next_offset)
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
@@ -24,8 +25,11 @@ from freezepoint_schemas.topics import Topic, TopicNames
 class SqliteTransport:
     """Any number of processes of one machine share the file; it must lie on a local disk.
 
-    A new file gets the four topics on first use, with ``settings.partitions`` partitions. Acknowledged is durable:
-    every commit is synced (``settings.synchronous`` FULL) before it is answered.
+    A new file gets the four topics on first use, with ``settings.partitions`` partitions, unless
+    ``freezepoint topics apply --partitions N`` came first; the count never changes. Acknowledged is durable: every
+    commit is synced (``settings.synchronous`` FULL) before it is answered. Writers exclude each other for
+    milliseconds; a process that is stopped (not killed) within them holds the others up until it goes on or ends, and
+    after ``settings.busy_timeout_ms`` they report it.
     """
 
     def __init__(self, path: Path, names: TopicNames, settings: SqliteSettings) -> None:
@@ -46,7 +50,7 @@ class SqliteTransport:
     async def join(self, group: str) -> SqliteMember:
         membership = await self._membership(self.names[Topic.TOKENS], group)
         member = SqliteMember(membership, self.names, self._lookups)
-        self._members.append(member)
+        self._members = [*(known for known in self._members if not known.left), member]
         return member
 
     async def subscribe(
@@ -56,7 +60,7 @@ class SqliteTransport:
         subscription = SqliteSubscription(
             await self._membership(name, group), name, start, f"group {group}, {name}"
         )
-        self._subscriptions.append(subscription)
+        self._subscriptions = [*(known for known in self._subscriptions if not known.closed), subscription]
         return subscription
 
     async def _membership(self, topic: str, name: str) -> Membership:
@@ -80,7 +84,7 @@ class SqliteTransport:
             lambda connection: self._cursors(connection, topic, partitions, start or {})
         )
         reader = SqliteReader(ReadConnection(self._path, self._settings), cursors, self._settings)
-        self._readers.append(reader)
+        self._readers = [*(known for known in self._readers if not known.closed), reader]
         return reader
 
     def _cursors(
@@ -109,16 +113,17 @@ class SqliteTransport:
 
     async def close(self) -> None:
         """Leave the groups, so that others take over at once, and release every connection and thread."""
-        try:
-            for member in self._members:
-                await member.leave()
+        async with AsyncExitStack() as stack:  # goes on to the end whatever fails, and last in, first out
+            for close in (
+                self._writer.close,
+                self._lookups.close,
+                *(reader.close for reader in self._readers),
+            ):
+                stack.push_async_callback(close)
             for subscription in self._subscriptions:
-                await subscription.close()
-        finally:
-            for reader in self._readers:
-                await reader.close()
-            await self._lookups.close()
-            await self._writer.close()
+                stack.push_async_callback(subscription.close)
+            for member in self._members:
+                stack.push_async_callback(member.leave)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,155 @@
+"""A rollout that never completes holds back nobody, and no restart reads everything that came since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from freezepoint.core.carry import dump_life, load_life
+from freezepoint.core.rollout import LogLimits, RolloutLog
+from freezepoint_schemas import codec, parts
+from freezepoint_schemas.events import InputEvent
+from freezepoint_schemas.headers import PART
+from freezepoint_schemas.parts import PartAssembler
+from freezepoint_schemas.reasons import Reason
+from tests.events import (
+    Bench,
+    cancelled_call,
+    clear,
+    comparable,
+    complete,
+    entry,
+    incomplete,
+    intent,
+    record,
+    records_of,
+)
+
+LIMITS = LogLimits(1 << 20, 100)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def carried(life: RolloutLog) -> RolloutLog:
+    return load_life(life.rollout_id, dump_life(life, []), LIMITS, 1 << 20)
+
+
+def test_a_life_goes_on_from_what_was_carried() -> None:
+    bench = Bench()
+    calls: list[InputEvent] = [
+        entry("r", "c1", [1], [2], routed_experts=[[[1]], [[2]]], policy_version=3),
+        entry("r", "c2", [1, 2, 3], [4], output_items=[{"a": None, "b": [1.5, "x"]}]),
+    ]
+    notes: list[InputEvent] = [intent("r", "c3"), cancelled_call("r", "c3"), incomplete("r", "c4", "why")]
+    bench.feed(records_of([clear("r", group_id="g", group_size=2), *calls, *notes]))
+    bench.feed([record(9, "r", b"garbage")])
+    bench.commit()
+    again = carried(bench.core.open["r"])
+    closing = complete("r", n_calls=2)
+    before, after = (life.freeze(closing, 0, 10) for life in (bench.core.open["r"], again))
+    assert plain([codec.encode_event(event) for event in after.entries]) == [
+        codec.encode_event(event) for event in before.entries
+    ]
+    for name in ("intents", "cancelled", "marks", "faults", "dispatch", "first_offset"):
+        assert getattr(after, name) == getattr(before, name)
+    assert again.last_offset == 9
+
+
+def test_a_carried_life_still_knows_repeats_conflicts_and_parts() -> None:
+    value = codec.encode_event(entry("r", "c2", [1, 2], [3]))
+    pieces = [(part, ((PART, name.encode()),)) for name, part in parts.split(value, 60)]
+    stream = [
+        record(0, "r", entry("r", "c1", [1], [2])),
+        record(1, "r", pieces[0][0], headers=pieces[0][1]),
+        record(2, "r", entry("r", "c1", [1], [2])),
+        *(
+            record(3 + number, "r", part, headers=headers)
+            for number, (part, headers) in enumerate(pieces[1:])
+        ),
+        record(50, "r", entry("r", "c1", [1], [9])),
+        record(51, "r", complete("r", n_calls=2)),
+    ]
+    expected = Bench().run(stream)
+    for stop in range(1, len(stream)):
+        bench = Bench()
+        bench.feed(stream[:stop])
+        bench.commit()
+        bench.carry()
+        bench.crash()
+        bench.run(stream)
+        assert plain([comparable(result) for result in bench.results]) == plain(
+            [comparable(result) for result in expected]
+        )
+    assert expected[0].reasons == [Reason.CONFLICTING_ENTRY]
+
+
+def test_an_oversized_life_stays_oversized() -> None:
+    life = RolloutLog("r", 0, LogLimits(10, 100), PartAssembler(100))
+    life.write(entry("r", "c1", [1], [2]), 100)
+    again = carried(life)
+    assert again.oversized
+    assert again.freeze(complete("r", n_calls=1), 0, 1).faults == {Reason.ROLLOUT_TOO_LARGE}
+
+
+@pytest.mark.parametrize("others", [50, 500])
+def test_the_replay_stays_bounded_however_old_the_oldest_rollout_is(others: int) -> None:
+    """The figure: bytes behind the watermark, with one rollout open since the beginning."""
+    limit, bench, offset = 4_000, Bench(), 1
+    bench.feed([record(0, "stuck", entry("stuck", "c", [1], [2]))])
+    since: dict[int, int] = {0: bench.core.fed_bytes}
+    furthest = 0
+    for number in range(others):
+        for event in (entry(f"r{number}", "c", [1], [2]), complete(f"r{number}")):
+            bench.feed([record(offset, event.rollout_id, event)])
+            offset += 1
+            since[offset] = bench.core.fed_bytes
+        for life in bench.core.overdue(limit):
+            for output in bench.core.carry(life, []):
+                bench._write(output)
+        bench.commit()
+        assert bench.progress is not None
+        furthest = max(furthest, bench.core.fed_bytes - since[bench.progress.watermark])
+    assert furthest <= 2 * limit
+    assert len(bench.results) == others
+    assert bench.carried_chunks() == 1
+    bench.crash()
+    bench.run([record(offset, "stuck", complete("stuck", n_calls=1))])
+    assert bench.results[-1].reasons == []
+    assert bench.results[-1].snapshot.first_offset == 0
+    assert bench.carried_chunks() == 0
+
+
+def test_what_was_carried_outlives_the_log_it_came_from() -> None:
+    bench = Bench()
+    bench.feed(records_of([entry("kept", "c", [1], [2]), entry("lost", "c", [1], [2])]))
+    bench.commit()
+    for output in bench.core.carry(bench.core.open["kept"], []):
+        bench._write(output)
+    bench.commit()
+    bench.crash()
+    bench.core.next_offset = 2
+    bench.core.expire(2)
+    bench.run([record(2, "kept", complete("kept")), record(3, "lost", complete("lost"))])
+    assert {result.rollout_id: result.reasons for result in bench.results} == {
+        "kept": [],
+        "lost": [Reason.INPUT_EXPIRED],
+    }
+
+
+def test_a_clear_forgets_what_was_carried() -> None:
+    bench = Bench()
+    bench.feed(records_of([entry("r", "c", [1], [2])]))
+    bench.commit()
+    bench.carry()
+    assert bench.carried_chunks() == 1
+    bench.run([record(1, "r", clear("r"))])
+    assert bench.carried_chunks() == 0
+    bench.crash()
+    assert not bench.core.open

@@ -1,0 +1,144 @@
+"""The memory budget: what is spilled comes back the same, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from freezepoint import spool as spool_module
+from freezepoint.core.effects import Freeze
+from freezepoint.core.partition import PartitionCore
+from freezepoint.errors import ConfigurationError
+from freezepoint.memory import MemoryBudget
+from freezepoint.outbox import build
+from freezepoint.settings import WorkerSettings
+from freezepoint.spool import Spool
+from freezepoint_schemas import codec
+from freezepoint_schemas.events import InputEvent
+from tests.events import Bench, clear, complete, entry, intent, record, records_of
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def is_full(memory: MemoryBudget) -> bool:
+    return memory.full
+
+
+def load(rollouts: int, calls: int) -> list[InputEvent]:
+    """Interleaved rollouts with duplicates, other encodings and references that are resolved late."""
+    rng = random.Random(1)
+    events: list[InputEvent] = []
+    for number in range(calls):
+        for rollout in range(rollouts):
+            name, prompt = f"r{rollout}", [rollout, *range(number)]
+            call = entry(name, f"c{number}", prompt, [number], routed_experts=[[[number]]] * (number + 2))
+            events += [intent(name, f"c{number}"), call]
+            if rng.random() < 0.3:
+                events.append(call)
+    return events
+
+
+@pytest.mark.parametrize("budget", [0, 20_000, 10**9])
+def test_results_do_not_depend_on_the_budget(tmp_path: Path, budget: int) -> None:
+    events = load(rollouts=12, calls=8)
+    closings: list[InputEvent] = [complete(f"r{number}", n_calls=8) for number in range(12)]
+    memory = MemoryBudget(budget, 1 << 30, Spool(tmp_path))
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    results = []
+    for item in records_of([*events, *closings]):
+        for effect in core.feed(item):
+            assert isinstance(effect, Freeze)
+            results.append(build(effect.log, WorkerSettings(), memory.spool).record.value)
+        memory.relieve(core)
+        assert memory.used_bytes <= max(budget, 0)
+    expected = Bench().run(records_of([*events, *closings]))
+    assert results == [codec.encode_result(result) for result in expected]
+    assert memory.spool.size_bytes == 0
+    assert core.memory_bytes == 0
+    memory.close()
+    assert files_of(tmp_path) == []
+
+
+def test_what_is_cleared_or_given_up_leaves_the_spool(tmp_path: Path) -> None:
+    memory = MemoryBudget(0, 1 << 30, Spool(tmp_path))
+    core = PartitionCore(Bench(entries_max=3).config)
+    memory.register(core)
+    events = [entry("r", "c1", [1], [2]), entry("s", "c1", [1], [2]), entry("t", "c1", [1], [2])]
+    for item in records_of(
+        [*events, clear("r"), *(entry("s", f"d{number}", [1], [2]) for number in range(3))]
+    ):
+        core.feed(item)
+        memory.relieve(core)
+    assert core.open["s"].oversized
+    assert memory.spool.size_bytes > 0
+    memory.unregister(core)
+    assert memory.spool.size_bytes == 0
+    memory.close()
+
+
+def test_the_coldest_log_is_spilled_first(tmp_path: Path) -> None:
+    memory = MemoryBudget(3 * 4_000, 1 << 30, Spool(tmp_path))
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    for offset, name in enumerate(["a", "b", "c", "a", "d"]):
+        core.feed(record(offset, name, entry(name, f"c{offset}", [1], [2])))
+        memory.relieve(core)
+    assert core.open["b"].spilled
+    assert not core.open["d"].spilled
+    memory.close()
+
+
+def test_a_full_spool_says_so_and_recovers_well_below_its_limit(tmp_path: Path) -> None:
+    memory = MemoryBudget(0, 2_000, Spool(tmp_path))
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    for offset in range(10):
+        core.feed(record(offset, f"r{offset}", entry(f"r{offset}", "c", [1], [2])))
+        memory.relieve(core)
+    assert is_full(memory)
+    for offset in range(10):
+        core.feed(record(10 + offset, f"r{offset}", clear(f"r{offset}")))
+        memory.relieve(core)
+        assert is_full(memory) or memory.spool.size_bytes <= 1_600
+    assert not is_full(memory)
+    memory.close()
+
+
+def test_segments_go_with_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 1_000)
+    spool = Spool(tmp_path)
+    refs = [spool.write([entry("r", f"c{number}", [1] * 100, [2])]) for number in range(20)]
+    assert len(files_of(tmp_path)) > 3
+    assert [found.model_call_id for found in spool.read(refs)] == [f"c{number}" for number in range(20)]
+    for ref in refs:
+        spool.free([ref])
+    assert len(files_of(tmp_path)) <= 1
+    spool.write([entry("r", "c", [1], [2])])
+    spool.close()
+
+
+def test_spools_of_dead_workers_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    living = Spool(tmp_path)
+    ref = living.write([entry("r", "c", [1], [2])])
+    abandoned = tmp_path / "freezepoint-spool-dead"
+    abandoned.mkdir()
+    (abandoned / "lock").touch()
+    (abandoned / "00000000").write_bytes(b"old")
+    other = Spool(tmp_path)
+    assert not abandoned.exists()
+    assert len(living.take([ref])) == 1
+    living.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with pytest.raises(ConfigurationError, match="spool_folder"):
+        Spool(blocked / "below")

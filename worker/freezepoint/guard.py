@@ -1,0 +1,102 @@
+"""Refuses to work where results would be spoilt: on wrong topics, or on what is no topic of rollouts at all."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from freezepoint.errors import BrokerError, ConfigurationError, MissingTopicError
+from freezepoint.transport.ports import Transport
+from freezepoint_schemas.reasons import DeadLetterReason, Reason
+from freezepoint_schemas.topics import Topic, topic_specs
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class TopicGuard:
+    """Looks at the topics when a worker starts and every ``interval_s`` seconds: compaction may be switched on, and
+    partitions added, while it runs."""
+
+    transport: Transport
+    interval_s: float
+    _partitions: int | None = None
+    _due_at: float = 0.0
+
+    async def check_if_due(self) -> None:
+        """:meth:`check`, now and then. A broker that does not answer is for others to notice."""
+        if asyncio.get_running_loop().time() < self._due_at:
+            return
+        try:
+            await self.check()
+        except BrokerError as error:
+            log.warning("topics_unchecked", error=str(error))
+
+    async def check(self) -> None:
+        """:raises ConfigurationError: a topic is missing, or is what would spoil results.
+        :raises BrokerError: the broker does not answer.
+        """
+        self._due_at = asyncio.get_running_loop().time() + self.interval_s
+        admin = self.transport.admin()
+        partitions = await admin.partitions(Topic.TOKENS)
+        try:
+            findings = await admin.check(topic_specs(self.transport.names, self._partitions or partitions))
+        except MissingTopicError:
+            raise
+        except ConfigurationError as error:  # a worker needs no right to read configurations
+            log.warning("topics_unchecked", error=str(error))
+            return
+        self._partitions = self._partitions or partitions
+        spoiling = [f"{finding.topic}: {finding.message}" for finding in findings if finding.spoils]
+        if spoiling:
+            raise ConfigurationError("; ".join(spoiling))
+        for finding in findings:
+            if not finding.ok:
+                log.warning("topic_differs", topic=finding.topic, message=finding.message)
+
+
+_WRONG_TOPIC = {
+    Reason.UNDECODABLE_RECORD,
+    Reason.INVALID_ENTRY,
+    Reason.UNSUPPORTED_SCHEMA,
+    Reason.FOREIGN_RECORD,
+    DeadLetterReason.INVALID_KEY,
+    DeadLetterReason.WRONG_PARTITION,
+}
+
+
+@dataclass(slots=True)
+class DeadLetterGuard:
+    """Stops a worker that finds mostly garbage: that is a wrong topic or producer, not a poison pill.
+
+    Counted in windows of ``window`` records; late records and oversized ones are no garbage.
+    """
+
+    ratio_max: float
+    window: int
+    _records: int = 0
+    _garbage: int = 0
+    _last: Reason | DeadLetterReason | None = None
+
+    def letter(self, reason: Reason | DeadLetterReason) -> None:
+        """A dead letter came of the next record."""
+        if reason in _WRONG_TOPIC:
+            self._garbage += 1
+            self._last = reason
+
+    def record(self, where: str) -> None:
+        """A record was folded in.
+
+        :raises ConfigurationError: too many of the last ones were garbage.
+        """
+        self._records += 1
+        if self._records < self.window:
+            return
+        if self._garbage > self.ratio_max * self.window:
+            raise ConfigurationError(
+                f"{self._garbage} of {self._records} records of {where} cannot be used (last: {self._last}): wrong topic, or "
+                "producers that do not follow the contract. Mend them, or raise worker.dead_letter_ratio_max"
+            )
+        self._records = self._garbage = 0

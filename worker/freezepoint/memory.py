@@ -1,0 +1,122 @@
+"""The memory budget of open rollouts: beyond it the coldest logs go to the spool, beyond that intake pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import structlog
+
+from freezepoint.core.partition import PartitionCore
+from freezepoint.settings import WorkerSettings
+from freezepoint.spool import Spool
+
+log = structlog.get_logger()
+
+RELIEVED = 0.9
+"""Spilling goes on down to this fraction of the budget, so that it comes in strides."""
+RESUMED = 0.8
+"""Intake goes on when the spool is down to this fraction of its limit."""
+
+
+@dataclass(slots=True)
+class MemoryBudget:
+    """Over all partitions of a process.
+
+    ``full``: the spool's limit is reached, intake has to wait. ``pending_bytes``: what waits to be built or published.
+    """
+
+    bytes_max: int
+    spool_bytes_max: int
+    spool: Spool
+    pending_bytes_max: int = 64 * 1024 * 1024
+    full: bool = False
+    pending_bytes: int = 0
+    _blocked: list[Callable[[], None]] = field(default_factory=list)
+    _cores: list[PartitionCore] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Self:
+        return cls(
+            settings.memory_bytes_max,
+            settings.spool_bytes_max,
+            Spool(settings.spool_folder),
+            settings.pending_bytes_max,
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        """What open logs hold in memory."""
+        return sum(core.memory_bytes for core in self._cores)
+
+    def register(self, core: PartitionCore) -> None:
+        """Its open logs count from now on."""
+        self._cores.append(core)
+
+    def unregister(self, core: PartitionCore) -> None:
+        """It is given up, and what it has in the spool with it."""
+        self._cores = [other for other in self._cores if other is not core]
+        self.spool.free(core.release_spilled())
+        for life in core.open.values():
+            self.spool.free(life.take_spilled())
+        self._watch_spool()
+
+    def relieve(self, core: PartitionCore) -> None:
+        """After ``core`` took records in: drop what it released, and spill if there is too much."""
+        released = core.release_spilled()
+        if released:
+            self.spool.free(released)
+        if self.used_bytes > self.bytes_max:
+            self._spill(int(self.bytes_max * RELIEVED))
+        self._watch_spool()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be frozen: what is to be published stays within its limit."""
+        return self.pending_bytes <= self.pending_bytes_max
+
+    def hold(self, size_bytes: int) -> None:
+        """So much more waits to be published."""
+        self.pending_bytes += size_bytes
+
+    def drop(self, size_bytes: int) -> None:
+        """So much less does."""
+        self.pending_bytes -= size_bytes
+        if self._blocked and self.has_room:
+            blocked, self._blocked = self._blocked, []
+            for wake in blocked:
+                wake()
+
+    def wake_when_room(self, wake: Callable[[], None]) -> None:
+        """Call this once, as soon as there is room."""
+        if wake not in self._blocked:
+            self._blocked.append(wake)
+
+    def close(self) -> None:
+        """Delete the spool."""
+        self.spool.close()
+
+    def _spill(self, target_bytes: int) -> None:
+        """From the partition that holds most, its coldest log first."""
+        while self.used_bytes > target_bytes:
+            fullest = max(self._cores, key=lambda core: core.memory_bytes)
+            coldest = fullest.coldest()
+            if coldest is None:
+                return  # parts that wait for their others: only their rollout's own limit bounds them
+            entries = coldest.spill()
+            coldest.spilled.append(self.spool.write(entries))
+            fullest.account(coldest)
+
+    def _watch_spool(self) -> None:
+        size = self.spool.size_bytes
+        if not self.full and size > self.spool_bytes_max:
+            self.full = True
+            log.warning(
+                "spool_full",
+                spooled_bytes=size,
+                message="intake pauses; raise worker.spool_bytes_max or memory_bytes_max",
+            )
+        elif self.full and size <= self.spool_bytes_max * RESUMED:
+            self.full = False
+            log.info("spool_relieved", spooled_bytes=size)

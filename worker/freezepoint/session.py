@@ -1,0 +1,221 @@
+"""One membership in the group: which partitions are ours, acquired in the background, each with its runner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from freezepoint.errors import BrokerError, OwnershipLostError, StalledError
+from freezepoint.memory import MemoryBudget
+from freezepoint.restore import restore
+from freezepoint.runner import PartitionRunner
+from freezepoint.settings import WorkerSettings
+from freezepoint.transport.ports import GroupMember, Lease, Poll
+
+log = structlog.get_logger()
+
+IDLE_GRACE_S = 0.5
+"""How long nothing may have come before a worker believes that all is done."""
+STANDBY_GRACE_S = 5.0
+"""The same for a worker that was given no partition, which an unfinished rebalance may explain."""
+ACQUIRE_BACKOFF_S = 0.2
+ACQUIRE_BACKOFF_MAX_S = 10.0
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One assigned partition: its runner once it is acquired, or the task that acquires it."""
+
+    runner: PartitionRunner | None = None
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """Works for as long as the membership lasts. Call :meth:`turn` steadily, :meth:`close` at the end, once."""
+
+    member: GroupMember
+    topic_name: str
+    settings: WorkerSettings
+    executor: Executor
+    memory: MemoryBudget
+    counts: Counter[str]
+    _seats: dict[int, _Seat] = field(default_factory=dict)
+    _generation: int = 0
+    _active_at: float = field(default_factory=_now)
+    _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def runners(self) -> list[PartitionRunner]:
+        """The partitions at work."""
+        return [seat.runner for seat in self._seats.values() if seat.runner is not None]
+
+    async def turn(self) -> None:
+        """One round: poll, feed, and see to the partitions.
+
+        :raises BrokerError: the membership is lost or stuck; nothing that counts is.
+        :raises ConfigurationError: going on would spoil results.
+        """
+        poll = await self.member.poll(self.settings.poll_timeout_ms / 1000, self.settings.poll_records_max)
+        if poll.generation != self._generation:
+            self._reassign(poll)
+        await self._feed(poll)
+        await self._reap()
+        for partition in poll.assigned:
+            self._fill(partition)
+
+    async def _feed(self, poll: Poll) -> None:
+        fed = [
+            (runner, poll.records[partition])
+            for partition, runner in self._working()
+            if poll.records.get(partition)
+        ]
+        for runner, _ in fed:
+            runner.expect()
+        for runner, records in fed:
+            self._active_at = _now()
+            self.counts["records"] += len(records)
+            await runner.feed(records)
+
+    def _working(self) -> Iterator[tuple[int, PartitionRunner]]:
+        for partition, seat in self._seats.items():
+            if seat.runner is not None and seat.runner.failure is None:
+                yield partition, seat.runner
+
+    def _reassign(self, poll: Poll) -> None:
+        """Keep what was given back, give up what was taken; what is new is acquired in the background."""
+        self._generation = poll.generation
+        self._active_at = _now()
+        log.info("assigned", generation=poll.generation, partitions=sorted(poll.assigned))
+        for partition in list(self._seats):
+            runner = self._seats[partition].runner
+            if partition not in poll.assigned:
+                seat = self._seats.pop(partition)
+                if seat.runner is not None:
+                    self._close(partition, seat.runner)
+            elif runner is not None and runner.failure is None:
+                runner.renew(poll.generation)
+        for partition in poll.assigned:
+            self._seats.setdefault(partition, _Seat())
+
+    def _close(self, partition: int, runner: PartitionRunner) -> None:
+        previous = self._closing.get(partition)
+
+        async def close() -> None:
+            if previous is not None:
+                await asyncio.wait({previous})
+            await runner.stop(drain_s=0)
+
+        self._closing[partition] = asyncio.create_task(close(), name=f"close-{partition}")
+
+    async def _reap(self) -> None:
+        """Let go of dead runners; let bugs and hopeless configurations out."""
+        for partition, seat in self._seats.items():
+            if seat.task is not None and seat.task.done():
+                task, seat.task = seat.task, None
+                await task
+            runner = seat.runner
+            if runner is None or not runner.task.done():
+                continue
+            if runner.failure is None:
+                await runner.task
+            log.warning("lease_lost", partition=partition, error=str(runner.failure))
+            if isinstance(runner.failure, StalledError):
+                raise runner.failure
+            seat.runner = None
+            self._close(partition, runner)
+        for partition, task in list(self._closing.items()):
+            if task.done():
+                del self._closing[partition]
+                await task
+
+    def _fill(self, partition: int) -> None:
+        seat = self._seats.get(partition)
+        if seat is None or seat.runner is not None or seat.task is not None:
+            return
+        seat.task = asyncio.create_task(self._acquire(partition, seat), name=f"acquire-{partition}")
+
+    async def _acquire(self, partition: int, seat: _Seat) -> None:
+        backoff_s = ACQUIRE_BACKOFF_S
+        while self._seats.get(partition) is seat:
+            closing = self._closing.get(partition)
+            if closing is not None:
+                await asyncio.wait({closing})
+            try:
+                await self._acquire_once(partition, seat)
+            except OwnershipLostError:
+                return  # a new assignment is under way; the next turn decides
+            except BrokerError as error:
+                log.warning("acquire_failed", partition=partition, error=str(error), retry_in_s=backoff_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), backoff_s)
+                backoff_s = min(backoff_s * 2, ACQUIRE_BACKOFF_MAX_S)
+            else:
+                return
+
+    async def _acquire_once(self, partition: int, seat: _Seat) -> None:
+        generation = self._generation
+        lease = await self.member.acquire(partition)
+        try:
+            core = await restore(lease, self.settings, self.topic_name)
+            if self._seats.get(partition) is not seat:
+                raise OwnershipLostError(f"partition {partition} was assigned elsewhere meanwhile")
+            await lease.start(core.next_offset)
+            if self._generation != generation:
+                raise OwnershipLostError(f"partition {partition} was reassigned meanwhile")
+        except BaseException:
+            await self._close_quietly(lease)
+            raise
+        self._active_at = _now()
+        log.info("acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
+        seat.runner = PartitionRunner(
+            lease, core, self.settings, executor=self.executor, memory=self.memory, counts=self.counts
+        )
+
+    @staticmethod
+    async def _close_quietly(lease: Lease) -> None:
+        try:
+            await lease.close()
+        except BrokerError as error:
+            log.warning("lease_close_failed", partition=lease.partition, error=str(error))
+
+    async def idle(self) -> bool:
+        """Whether everything that is committed has been processed and published."""
+        quiet_s = _now() - self._active_at
+        if not self._generation or self._closing:
+            return False
+        if not self._seats:
+            return quiet_s > STANDBY_GRACE_S
+        runners = [seat.runner for seat in self._seats.values()]
+        if quiet_s < IDLE_GRACE_S or any(runner is None or not runner.idle for runner in runners):
+            return False
+        return all([await runner.lease.caught_up() for runner in runners if runner is not None])
+
+    async def close(self) -> None:
+        """Finish the transaction in hand, free the partitions, leave the group."""
+        seats, self._seats = self._seats, {}
+        self._ended.set()
+        for seat in seats.values():
+            if seat.task is not None:
+                await asyncio.wait({seat.task})
+        stops = [
+            runner.stop(drain_s=self.settings.shutdown_timeout_s)
+            for runner in (seat.runner for seat in seats.values())
+            if runner is not None
+        ]
+        outcomes = await asyncio.gather(*stops, *self._closing.values(), return_exceptions=True)
+        await self.member.leave()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError):
+                raise outcome
