@@ -73,7 +73,9 @@ class Checker:
     def _results(self, facts: _Facts) -> Iterator[str]:
         """One for each frozen life, with the content of the fold."""
         expected = {
-            (life.rollout_id, life.frozen.freeze_offset): life for life in facts.fold.lives if life.frozen is not None
+            (life.rollout_id, life.frozen.freeze_offset): life
+            for life in facts.fold.lives
+            if life.frozen is not None
         }
         for key in sorted(expected.keys() | facts.results.keys()):
             if key[0] in facts.lost:
@@ -99,7 +101,9 @@ class Checker:
         """One for each useless record, as it was."""
         published = {letter.offset: letter for letter in self.broker.monitor.letters[facts.partition]}
         expected = {
-            letter.offset: letter for letter in facts.fold.letters if (letter.rollout_id or "") not in facts.lost
+            letter.offset: letter
+            for letter in facts.fold.letters
+            if (letter.rollout_id or "") not in facts.lost
         }
         kept = self.broker.log(Topic.TOKENS, facts.partition).start
         for offset in sorted(expected.keys() | published.keys()):
@@ -126,7 +130,9 @@ class Checker:
         for name in sorted(ledger.keys() | last.keys()):
             result = last.get(name)
             offset, content = (
-                (-1, None) if result is None else (result.result.snapshot.freeze_offset, result.result.snapshot.id)
+                (-1, None)
+                if result is None
+                else (result.result.snapshot.freeze_offset, result.result.snapshot.id)
             )
             record = ledger.get(name)
             if record is None:
@@ -137,7 +143,9 @@ class Checker:
                 yield f"the ledger has {name} open since {record.first_offset}"
             elif name not in facts.lost:
                 done = record.freeze_offset > record.clear_offset
-                ended = [life for life in facts.fold.lives if life.rollout_id == name and life.frozen is not None]
+                ended = [
+                    life for life in facts.fold.lives if life.rollout_id == name and life.frozen is not None
+                ]
                 cleared = [item.offset for item in facts.stored if _clears(item, name)]
                 if done != bool(ended and max(cleared, default=-1) < (ended[-1].ended_at or 0)):
                     yield f"the ledger has {name} done: {done}"
@@ -194,7 +202,11 @@ class Checker:
         for (name, offset), item in facts.results.items():
             if not _timed_out(item) or name in facts.lost:
                 continue
-            own = [stored for stored in facts.stored if stored.record is not None and stored.record.key == name.encode()]
+            own = [
+                stored
+                for stored in facts.stored
+                if stored.record is not None and stored.record.key == name.encode()
+            ]
             last_s = max(stored.visible_at for stored in own if stored.offset <= offset)
             if item.at - last_s <= EARLY * self.plan.settings.rollout_timeout_s:
                 yield f"{name} timed out after {item.at - last_s:.1f} s"

@@ -111,7 +111,9 @@ class Fold:
         if len(parts) == part.count:
             del life.parts[name]
             life.whole.add(name)
-            self._whole(rollout_id, replace(record, value=b"".join(parts[index] for index in range(part.count))))
+            self._whole(
+                rollout_id, replace(record, value=b"".join(parts[index] for index in range(part.count)))
+            )
 
     def _whole(self, rollout_id: str, record: InputRecord) -> None:
         try:
@@ -153,9 +155,7 @@ class Fold:
         life.ended_at = offset
         life.frozen = _frozen_log(life, closing, self._partition, offset)
 
-    def _letter(
-        self, record: InputRecord, reason: Reason | DeadLetterReason, rollout_id: str | None
-    ) -> None:
+    def _letter(self, record: InputRecord, reason: Reason | DeadLetterReason, rollout_id: str | None) -> None:
         self.letters.append(Letter(record.offset, reason, record, rollout_id))
 
 

@@ -241,7 +241,8 @@ class SimMember:
         while position < end:
             start = position
             records = await self._ask(
-                f"read ledger {partition} from {start}", lambda: log.read(start, end, LEDGER_STEP)  # noqa: B023
+                f"read ledger {partition} from {start}",
+                lambda: log.read(start, end, LEDGER_STEP),  # noqa: B023
             )
             latest.update((record.key, record) for record in records)
             position = records[-1].offset + 1 if len(records) == LEDGER_STEP else end

@@ -107,7 +107,9 @@ class Log:
         """Committed records from ``start`` and below ``limit``, at most ``count``."""
         limit = min(limit, self.stable)
         found: list[InputRecord] = []
-        for index in range(bisect_left(self._stored, start, key=lambda stored: stored.offset), len(self._stored)):
+        for index in range(
+            bisect_left(self._stored, start, key=lambda stored: stored.offset), len(self._stored)
+        ):
             stored = self._stored[index]
             if stored.offset >= limit or (count is not None and len(found) == count):
                 break
@@ -125,7 +127,11 @@ class Log:
         end = min(end, self.stable)
         records = self.read(self.start, end)
         latest = {record.key: record.offset for record in records}
-        kept = {record.offset for record in records if latest[record.key] == record.offset and record.value is not None}
+        kept = {
+            record.offset
+            for record in records
+            if latest[record.key] == record.offset and record.value is not None
+        }
         self._stored = [stored for stored in self._stored if stored.offset >= end or stored.offset in kept]
 
     def _notify(self) -> None:

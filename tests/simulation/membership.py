@@ -218,7 +218,9 @@ class Membership:
         for delivery in deliveries:
             log = self._broker.log(Topic.TOKENS, delivery.partition)
             if delivery.next_offset < log.start:
-                raise BrokerError(f"offset {delivery.next_offset} of partition {log.partition} is out of range")
+                raise BrokerError(
+                    f"offset {delivery.next_offset} of partition {log.partition} is out of range"
+                )
             records = log.read(delivery.next_offset, log.end, self._rng.randint(1, records_max))
             if records and records_max:
                 records_max -= len(records)

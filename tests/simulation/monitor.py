@@ -107,7 +107,9 @@ class Monitor:
             self.violated(f"{result.rollout_id} of another partition than {partition}")
         key = (partition, result.rollout_id, offset)
         if key in self._seen:
-            self.violated(f"a second result of {result.rollout_id}, partition {partition}, frozen at {offset}")
+            self.violated(
+                f"a second result of {result.rollout_id}, partition {partition}, frozen at {offset}"
+            )
         self._seen.add(key)
         self._in_order(partition, offset, f"the result of {result.rollout_id}")
         self.results[partition].append(PublishedResult(result, self._now(), self.commits))

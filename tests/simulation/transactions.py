@@ -61,7 +61,9 @@ class TransactionCoordinator:
         """
         owner = self._owner(transactional_id, epoch)
         while owner.current is not None and owner.current.state is not TxnState.OPEN:
-            await self._settled(owner)  # the client asks again while the markers of the last one are being written
+            await self._settled(
+                owner
+            )  # the client asks again while the markers of the last one are being written
             owner = self._owner(transactional_id, epoch)
         if owner.current is None:
             owner.current = Transaction(transactional_id, epoch)

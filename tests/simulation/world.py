@@ -152,7 +152,9 @@ class World:
         progress = self.broker.monitor.progress[partition]
         if not records or log.is_open:
             return not log.is_open
-        is_open = any(decision.first_offset >= 0 for decision in self.broker.monitor.ledger[partition].values())
+        is_open = any(
+            decision.first_offset >= 0 for decision in self.broker.monitor.ledger[partition].values()
+        )
         return bool(progress) and progress[-1].record.watermark == records[-1].offset + 1 and not is_open
 
     async def end(self) -> None:
@@ -177,7 +179,9 @@ def _logging_to(trace: Trace) -> Iterator[None]:
         raise structlog.DropEvent
 
     before = structlog.get_config()
-    structlog.configure(processors=[record], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
+    structlog.configure(
+        processors=[record], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False
+    )
     try:
         yield
     finally:
