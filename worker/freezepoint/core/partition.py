@@ -265,6 +265,9 @@ class PartitionCore:
             event = codec.decode_event(rollout_id, record.value)
         except DecodeError as error:
             return self._fault(rollout_id, record, error.reason, str(error))
+        if part is not None and record.value is not None and isinstance(event, RolloutClear):
+            message = "a clear must be one record: in parts it would have no offset of its own"
+            return self._fault(rollout_id, record, Reason.INVALID_ENTRY, message)
         return self._apply(state, event, record)
 
     def _assemble(self, rollout_id: str, record: InputRecord, raw: bytes) -> bytes | list[Effect]:
