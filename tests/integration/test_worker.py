@@ -258,3 +258,15 @@ async def test_the_ledger_says_what_the_results_say(cluster: Cluster, tmp_path: 
     assert {
         name: (line.freeze_offset, line.snapshot_id) for name, line in decided.items() if line.outcome
     } == {result.rollout_id: (result.snapshot.freeze_offset, result.snapshot.id) for result in results}
+
+
+async def test_until_idle_waits_for_the_partitions_of_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
+    """A worker that is given some partitions only must not take the rest for somebody else's work."""
+    transport = await cluster.with_topics()
+    events = load(seed=13, rollouts=24)
+    with worker(cluster.environment(), tmp_path / "dies.log") as dies:
+        dies.until_acquired(PARTITIONS)
+        dies.kill()
+    await publish(transport, events)
+    run_until_idle(cluster.environment(), tmp_path / "rest.log")
+    assert by_rollout(await read_results(transport)) == pure_fold(events)

@@ -22,8 +22,8 @@ log = structlog.get_logger()
 
 IDLE_GRACE_S = 0.5
 """How long nothing may have come before a worker believes that all is done."""
-STANDBY_GRACE_S = 5.0
-"""The same for a worker that was given no partition, which an unfinished rebalance may explain."""
+OTHERS_GRACE_S = 2.0
+"""How much longer than a session a worker without all the partitions waits for those of a dead one."""
 ACQUIRE_BACKOFF_S = 0.2
 ACQUIRE_BACKOFF_MAX_S = 10.0
 
@@ -53,6 +53,7 @@ class Session:
     _seats: dict[int, _Seat] = field(default_factory=dict)
     _generation: int = 0
     _active_at: float = field(default_factory=_now)
+    _assigned_at: float = field(default_factory=_now)
     _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -103,6 +104,7 @@ class Session:
     def _reassign(self, poll: Poll) -> None:
         """Keep what was given back, give up what was taken; what is new is acquired in the background."""
         self._generation = poll.generation
+        self._assigned_at = _now()
         self._active_at = _now()
         log.info("assigned", generation=poll.generation, partitions=sorted(poll.assigned))
         for partition in list(self._seats):
@@ -198,13 +200,18 @@ class Session:
         except BrokerError as error:
             log.warning("lease_close_failed", partition=lease.partition, error=str(error))
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether every partition of the topic is here."""
+        return any(len(self._seats) == runner.lease.partition_count for runner in self.runners)
+
     async def idle(self) -> bool:
         """Whether everything that is committed has been processed and published."""
         quiet_s = _now() - self._active_at
         if not self._generation or self._closing:
             return False
-        if not self._seats:
-            return quiet_s > STANDBY_GRACE_S
+        if not self._has_all and _now() - self._assigned_at < self.member.session_timeout_s + OTHERS_GRACE_S:
+            return False  # who holds the others may be dead, and then they come to us
         runners = [seat.runner for seat in self._seats.values()]
         if quiet_s < IDLE_GRACE_S or any(runner is None or not runner.idle for runner in runners):
             return False

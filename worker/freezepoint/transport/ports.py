@@ -142,6 +142,11 @@ class Lease(Protocol):
 class GroupMember(Protocol):
     """One process in a consumer group over the tokens topic."""
 
+    @property
+    def session_timeout_s(self) -> float:
+        """How long a member that died may go on holding its partitions."""
+        ...
+
     async def poll(self, timeout_s: float, records_max: int) -> Poll:
         """Wait for records or a new assignment, at most that long. Must be called steadily: it keeps membership.
 

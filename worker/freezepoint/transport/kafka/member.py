@@ -30,6 +30,10 @@ class KafkaMember:
         self._publishers: set[Publisher] = set()
         self.closed = False
 
+    @property
+    def session_timeout_s(self) -> float:
+        return self._cluster.clients.settings.session_timeout_ms / 1000
+
     async def open(self) -> None:
         await self._cluster.partitions(Topic.TOKENS)
         await self._intake.open()

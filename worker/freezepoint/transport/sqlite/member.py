@@ -27,6 +27,10 @@ class SqliteMember:
         membership.clean_up = self._expire
 
     @property
+    def session_timeout_s(self) -> float:
+        return self._membership.settings.session_timeout_ms / 1000
+
+    @property
     def left(self) -> bool:
         return self._membership.left
 
