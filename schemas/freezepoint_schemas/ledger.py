@@ -38,9 +38,9 @@ class Carried(BaseModel):
 class LedgerRecord(BaseModel):
     """What is decided about one rollout id.
 
-    ``freeze_offset``: of its last frozen life, -1 while none froze. ``clear_offset``: of its last clear, -1 without.
-    ``first_offset``: of its open life, -1 without. ``carried``: where the open life's log was carried to, if it was.
-    The others speak of the last frozen life.
+    ``freeze_offset``: of its last frozen life, -1 while none froze. ``clear_offset``: of the first clear after
+    that freeze, -1 without. ``first_offset``: of its open life, -1 without. ``carried``: where the open life's log was
+    carried to, if it was. The others speak of the last frozen life.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

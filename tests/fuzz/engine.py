@@ -14,7 +14,7 @@ from random import Random
 from tests.fuzz import checks, grammar
 
 STREAM_RECORDS = 14
-STREAM_SHARE = 0.12
+STREAM_SHARE = 0.08
 """Of the cases; about half of the inputs, for a stream has many."""
 MEMORY_SAMPLE = 101
 PEAK_FACTOR = 400
@@ -52,7 +52,9 @@ def run(seed: int, cases: Iterable[int], *, inputs_max: int, seconds_max: float)
         try:
             _run_case(seed, case, report)
         except Exception as error:
-            raise FailedCaseError(f"{type(error).__name__}: {error}\nalone: python -m tests.fuzz --seed {seed} --case {case}") from error
+            raise FailedCaseError(
+                f"{type(error).__name__}: {error}\nalone: python -m tests.fuzz --seed {seed} --case {case}"
+            ) from error
         report.cases += 1
         report.seconds = time.monotonic() - began
     return report

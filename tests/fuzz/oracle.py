@@ -56,12 +56,12 @@ def account_for(result: Result, records: Iterable[InputRecord]) -> None:
         return
     first, freeze = result.snapshot.first_offset, result.snapshot.freeze_offset
     life = Life()
-    for value in _values(result.rollout_id, records, first, freeze):
+    for value, in_parts in _values(result.rollout_id, records, first, freeze):
         try:
             body = orjson.loads(value)
         except orjson.JSONDecodeError:
             raise UnaccountedError("a record of the rollout was lost") from None
-        if not (isinstance(body, dict) and body.get("event") == "rollout_clear"):
+        if in_parts or not (isinstance(body, dict) and body.get("event") == "rollout_clear"):
             life.add(result.rollout_id, body)
     if life.closing is None:
         raise UnaccountedError("nothing completed the rollout")
@@ -72,8 +72,10 @@ def account_for(result: Result, records: Iterable[InputRecord]) -> None:
     _account_for_tokens(result, {call_id: _agreed(life, call_id) for call_id in life.forms})
 
 
-def _values(rollout_id: str, records: Iterable[InputRecord], first: int, freeze: int) -> Iterable[bytes]:
-    """The whole values of a life; a clear may be its first record."""
+def _values(
+    rollout_id: str, records: Iterable[InputRecord], first: int, freeze: int
+) -> Iterable[tuple[bytes, bool]]:
+    """The whole values of a life, and whether they came in parts; a clear may be its first record."""
     pending: dict[str, dict[int, bytes]] = {}
     whole: set[str] = set()
     for record in records:
@@ -81,7 +83,7 @@ def _values(rollout_id: str, records: Iterable[InputRecord], first: int, freeze:
             continue
         names = [content for name, content in record.headers if name == "freezepoint-part"]
         if not names:
-            yield record.value
+            yield record.value, False
             continue
         value_id, index, count = names[-1].decode("ascii").split(":")
         if value_id in whole:
@@ -95,7 +97,7 @@ def _values(rollout_id: str, records: Iterable[InputRecord], first: int, freeze:
                 raise UnaccountedError("a value is not what its id says")
             whole.add(value_id)
             del pending[value_id]
-            yield value
+            yield value, True
     if pending:
         raise UnaccountedError("parts are missing")
 
@@ -110,7 +112,9 @@ def _lifted(body: dict[str, Any]) -> dict[str, Any]:
     arrays = {name: body.get(name) for name in _ARRAYS}
     for item in inline:
         arrays = {name: item.get(name) if known is None else known for name, known in arrays.items()}
-    return {name: _plain(value) for name, value in arrays.items()} | {"prompt_prefix": body.get("prompt_prefix")}
+    return {name: _plain(value) for name, value in arrays.items()} | {
+        "prompt_prefix": body.get("prompt_prefix")
+    }
 
 
 def _plain(value: Any) -> list[Any]:
@@ -149,9 +153,7 @@ def _prompt(life: Life, form: dict[str, Any], depth: int) -> list[int] | None:
     return None
 
 
-def _account_for_tokens(
-    result: Result, calls: dict[str, tuple[list[int], list[int], list[float]]]
-) -> None:
+def _account_for_tokens(result: Result, calls: dict[str, tuple[list[int], list[int], list[float]]]) -> None:
     trained: set[str] = set()
     for trace in result.traces:
         tokens, log_probs = trace.token_ids.tolist(), trace.log_probs.tolist()

@@ -165,3 +165,18 @@ def test_a_clear_is_never_split_where_it_is_published() -> None:
         list(split_record(record_of(clear("r", metadata="x" * 2_000)), 1_500))
     assert len(list(split_record(record_of(complete("r", metadata="x" * 2_000)), 1_500))) == 3
     assert len(list(split_record(record_of(clear("r", metadata="x" * 500)), 1_500))) == 1
+
+
+def test_the_dead_letter_of_a_value_in_parts_outlives_a_clear_and_a_crash() -> None:
+    """Only a replay from the value's first part on makes it again; the clear no longer needs the life it belonged to."""
+    value = b'{"event": "nothing that is known"}'
+    pieces = [part_record(header.index, header, part) for header, part in parts.split(value, 10)]
+    stream = [*pieces, record(10, "r", clear("r"))]
+    bench = Bench()
+    bench.feed(stream)
+    bench.commit(0)
+    assert bench.core.watermark() == 0
+    bench.crash()
+    bench.run(stream)
+    assert [letter.offset for letter in bench.dead_letters] == [pieces[-1].offset]
+    assert bench.core.watermark() == 11

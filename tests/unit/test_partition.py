@@ -392,3 +392,23 @@ def test_progress_names_the_last_record_applied_by_any_owner_with_its_own_time()
         assert progress is not None
         assert (progress.watermark, progress.applied_offset) == (0, 2)
         assert progress.applied_timestamp_ms == stream[2].timestamp_ms
+
+
+def test_records_between_two_clears_are_not_late_in_a_replay() -> None:
+    """The ledger keeps the first clear after a freeze: by the last one alone, what came before it would look late."""
+    stream = [
+        record(0, "other", b"garbage"),
+        *records_of([GOOD, complete("r"), clear("r")], start=1),
+        record(4, "r", b"garbage"),
+        *records_of([entry("r", "c2", [5], [6]), clear("r"), entry("r", "c3", [7], [8])], start=5),
+    ]
+    steady, shaken = Bench(), Bench()
+    steady.run(stream)
+    shaken.feed(stream)
+    shaken.commit(2)
+    shaken.crash()
+    shaken.run([*stream, record(8, "r", complete("r"))])
+    letters = [(letter.offset, letter.reason) for letter in steady.dead_letters]
+    assert letters == [(0, Reason.UNDECODABLE_RECORD), (4, Reason.UNDECODABLE_RECORD)]
+    assert [(letter.offset, letter.reason) for letter in shaken.dead_letters] == letters
+    assert [result.traces[0].token_ids.tolist() for result in shaken.results] == [[1, 2, 3], [7, 8]]

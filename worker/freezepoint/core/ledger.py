@@ -113,7 +113,7 @@ class LedgerBook:
         if known is None and rollout_id not in self._freezes and rollout_id not in self._first_offsets:
             return False
         self._first_offsets[rollout_id] = -1
-        if known is not None and offset <= known.clear_offset:
+        if known is not None and offset == known.clear_offset:
             return False  # replayed, recorded already
         self._clears[rollout_id].append(offset)
         return True
@@ -183,7 +183,7 @@ class LedgerBook:
             carried = None
         self.decided[rollout_id] = replace(
             before,
-            clear_offset=max([before.clear_offset, *clears]),
+            clear_offset=_first_after(before.freeze_offset, [before.clear_offset, *clears]),
             first_offset=self._first_offsets.pop(rollout_id, before.first_offset),
             carried=carried,
         )
@@ -198,3 +198,8 @@ class LedgerBook:
             if 0 <= decided.first_offset < log_start
             and (decided.carried is None or decided.carried.through < log_start - 1)
         ]
+
+
+def _first_after(freeze_offset: int, clears: list[int]) -> int:
+    """The first clear after a freeze; -1 where none is. Records behind it are live, whatever clears came later."""
+    return min((clear for clear in clears if clear > freeze_offset), default=-1)

@@ -11,7 +11,7 @@ offset o, whose last freeze is F and last clear C:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +71,9 @@ class PartitionCore:
     """What the open lives hold in memory, about."""
     _watermark: Watermark = field(default_factory=Watermark)
     _dead_letters: deque[int] = field(default_factory=deque)
+    _held_for_letters: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By a dead letter's offset: what cleared lives held, until it is published. One of an assembled value comes again in a
+    replay only if that begins before the value's first part."""
     _resident: dict[str, int] = field(default_factory=dict)
     """Memory accounted for by open life, the coldest first; lives that hold none are not in it."""
     _released: list[SpillRef] = field(default_factory=list)
@@ -212,7 +215,8 @@ class PartitionCore:
             if isinstance(item, DeadLetter):
                 if self._dead_letters.popleft() != item.offset:
                     raise ValueError(f"dead letters out of order at offset {item.offset}")
-                self._watermark.release(item.offset)
+                for held in (item.offset, *self._held_for_letters.pop(item.offset, ())):
+                    self._watermark.release(held)
             else:
                 freeze, verdict = item
                 self._watermark.release(freeze.held_offset)
@@ -329,7 +333,11 @@ class PartitionCore:
         life = self._close(event.rollout_id)
         if life is not None:
             self._released += life.take_spilled()
-            self._watermark.release(self._held_since.pop(event.rollout_id)[0])
+            held_offset, _ = self._held_since.pop(event.rollout_id)
+            if self._dead_letters:
+                self._held_for_letters[self._dead_letters[-1]].append(held_offset)
+            else:
+                self._watermark.release(held_offset)
             self.counters["cleared"] += 1
         if self.book.cleared(event.rollout_id, offset):
             self._watermark.hold(offset)
