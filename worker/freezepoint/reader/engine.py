@@ -41,6 +41,8 @@ class Slot:
 
     item: Item | None = None
     handed: Trajectory | RolloutGroup | None = None
+    abandoned: bool = False
+    """Nobody looks into it any more. A cancellation may come to the loop before the coroutine has even begun."""
 
 
 class Engine:
@@ -272,7 +274,7 @@ class Engine:
 
         :raises FreezepointError: reading failed; the reader has ended.
         """
-        while True:
+        while not slot.abandoned:
             self._changed.clear()
             version = self._options.version_now()
             item = self._shelf.pop()
@@ -291,6 +293,7 @@ class Engine:
 
     def give_back(self, slot: Slot) -> None:
         """Whoever asked was interrupted: the item is the next one again."""
+        slot.abandoned = True
         if slot.item is None or slot.handed is None:
             return
         self._desk.take_back(slot.handed)
