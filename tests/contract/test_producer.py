@@ -24,6 +24,26 @@ async def test_what_was_acknowledged_is_there_for_another_transport(cluster: Clu
     assert sorted(int(record.value or b"") for record in records) == list(range(50))
 
 
+@pytest.mark.parametrize("size", [10, 3 * LIMIT])
+async def test_it_says_where_each_record_lies(cluster: Cluster, size: int) -> None:
+    transport = await cluster.with_topics(record_bytes_max=LIMIT)
+    producer = await transport.producer()
+    values = {b"r-%d" % number: b"%d" % number * size for number in range(8)}
+    await producer.send([token(b"r-0", b"before")])
+    positions = await producer.send([token(key, value) for key, value in values.items()])
+    stored = {(record.partition, record.offset): record for record in await read_all(transport, Topic.TOKENS)}
+    for (key, value), position in zip(values.items(), positions, strict=True):
+        record = stored[position.partition, position.offset]
+        assert record.key == key
+        assert record.value is not None
+        assert value.endswith(record.value)
+        part = header(record.headers, PART)
+        assert (part is None) == (size < LIMIT)
+        if part is not None:
+            assert PartHeader.parse(part).index == PartHeader.parse(part).count - 1
+    assert await producer.send([]) == []
+
+
 async def test_records_of_a_key_keep_their_order(cluster: Cluster) -> None:
     transport = await cluster.with_topics()
     producer = await transport.producer()

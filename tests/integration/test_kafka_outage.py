@@ -1,6 +1,8 @@
 """A broker that cannot be reached, or dies and comes back."""
 
 import asyncio
+import os
+import signal
 import time
 from contextlib import AsyncExitStack
 
@@ -15,6 +17,7 @@ from tests.integration.kafka_kit import (
     SETTINGS,
     owner,
     progress,
+    read_all,
     receive,
     token,
     transport,
@@ -114,3 +117,29 @@ async def test_without_a_broker_everything_fails_in_time_and_closes_in_time(
         began = time.monotonic()
         await stack.aclose()
         assert time.monotonic() - began < 30.0
+
+
+async def test_a_send_outlives_the_failure_of_another(local_kafka: LocalKafka, unique_prefix: str) -> None:
+    """The producer is replaced after the first one's timeout; the second one still has time, and is sent anew."""
+    settings = SETTINGS.model_copy(update={"request_timeout_ms": 4_000})
+    async with transport(local_kafka.bootstrap, unique_prefix, settings) as made:
+        producer = await made.producer()
+        await producer.send([token("a", "before")])
+        pid = local_kafka.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            first = asyncio.create_task(producer.send([token("a", "first")]))
+
+            async def half_way() -> bool:
+                return time.monotonic() - began > 2.0
+
+            await poll_until_async(half_way, 10.0, "half of the first one's time is over")
+            second = asyncio.create_task(producer.send([token("a", "second")]))
+            with pytest.raises(BrokerUnavailableError):
+                await first
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await second
+        assert b"second" in {record.value for record in await read_all(made, Topic.TOKENS)}

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from freezepoint.captures import captured_rollout
 from freezepoint.errors import InputError
 from freezepoint.lines import sources
-from freezepoint.offline import OfflineBuilder, captured_rollout, expanded
+from freezepoint.offline import OfflineBuilder, expanded
 from freezepoint.settings import WorkerSettings
 from freezepoint.simulate import Profile, differences, simulate
+from freezepoint.store import TokenStore
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.reasons import Reason
@@ -133,7 +135,7 @@ def test_lines_that_name_no_rollout_are_reported_and_harm_no_other(tmp_path: Pat
 def test_a_capture_files_name_names_the_rollout(tmp_path: Path) -> None:
     bare = codec.encode_event(call("x")).replace(b'"rollout_id":"x",', b"")
     write(tmp_path / "run1.0-0.tokens.jsonl", bare)
-    write(tmp_path / "run1.0-1.tokens.jsonl", call("run1.0-1"), b"{torn")
+    write(tmp_path / "run1.0-1.tokens.jsonl", b"{damaged", call("run1.0-1"))
     write(tmp_path / "notes.txt", b"not looked at")
     built = Built(expanded([str(tmp_path)]))
     assert built.ids == ["run1.0-0", "run1.0-1"]
@@ -197,3 +199,45 @@ def test_simulated_rollouts_are_built_as_their_truth_says(tmp_path: Path) -> Non
     truths = {item.truth.rollout_id: item.truth for item in simulated if item.truth is not None}
     assert built.ids == list(truths)
     assert [differences(truths[result.rollout_id], result) for result in built.results] == [[]] * 100
+
+
+def test_a_stores_directory_is_read_with_all_it_knows(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path)
+    for name in ("fine", "marked", "lost", "cancelled", "frozen", "dropped", "torn", "shorter", "damaged"):
+        store.put_now(call(name))
+        store.put_now(call(name, 2))
+    store.mark_incomplete_now("marked", "c3")
+    store.mark_incomplete_now("only-marked")
+    store.begin_call_now("lost", "c3")
+    store.begin_call_now("only-announced", "c1")
+    store.begin_call_now("cancelled", "c3")
+    store.cancel_call_now("cancelled", "c3")
+    store.freeze_now("frozen")
+    store.freeze_now("empty")
+    snapshot = store.freeze_now("dropped")
+    assert store.drop_now("dropped", snapshot_id=snapshot.snapshot_id, version=snapshot.version)
+    torn = tmp_path / "torn.tokens.jsonl"
+    torn.write_bytes(torn.read_bytes() + b'{"model_call_id": "c3", "prompt')
+    store.freeze_now("shorter")
+    shorter = tmp_path / "shorter.tokens.jsonl"
+    shorter.write_bytes(shorter.read_bytes().splitlines(keepends=True)[0])
+    (tmp_path / "damaged.tokens.state.json").write_bytes(b"[1]")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    built = Built(expanded([str(tmp_path)]))
+    assert {result.rollout_id: result.reasons for result in built.results} == {
+        "cancelled": [],
+        "damaged": [Reason.CAPTURE_INCOMPLETE],
+        "empty": [Reason.NO_RECORDS],
+        "fine": [],
+        "frozen": [],
+        "lost": [Reason.DANGLING_INTENT],
+        "marked": [Reason.CAPTURE_INCOMPLETE],
+        "only-announced": [Reason.DANGLING_INTENT],
+        "only-marked": [Reason.CAPTURE_INCOMPLETE],
+        "shorter": [Reason.CAPTURE_INCOMPLETE],
+        "torn": [],
+    }
+    assert [result.metrics["n_calls"] for result in built.results if result.rollout_id == "torn"] == [2]
+    assert built.lost == [f"{torn}:3: a torn line, never acknowledged, is left out"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -25,7 +25,7 @@ from freezepoint.publishing import (
 )
 from freezepoint.settings import SqliteSettings
 from freezepoint.simulate import Profile, Truth, simulate
-from freezepoint.transport.ports import Producer, Transport
+from freezepoint.transport.ports import Position, Producer, Transport
 from freezepoint.transport.sqlite import SqliteTransport
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import RolloutClear, RolloutComplete
@@ -41,7 +41,7 @@ class Recorder:
         self.in_flight = 0
         self.refuse_at = refuse_at
 
-    async def send(self, records: Sequence[OutputRecord]) -> None:
+    async def send(self, records: Sequence[OutputRecord]) -> Sequence[Position]:
         assert self.in_flight == 0, "batches must not overtake each other"
         self.in_flight += 1
         await asyncio.sleep(0)
@@ -49,6 +49,7 @@ class Recorder:
         if len(self.batches) == self.refuse_at:
             raise BrokerUnavailableError("gone")
         self.batches.append(list(records))
+        return [Position(0, number) for number in range(len(records))]
 
     async def close(self) -> None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,15 @@ def test_segments_go_with_the_last_of_them(tmp_path: Path, monkeypatch: pytest.M
     assert len(files_of(tmp_path)) <= 1
     spool.write([entry("r", "c", [1], [2])])
     spool.close()
+
+
+def test_workers_that_start_together_leave_each_others_spools_alone(tmp_path: Path) -> None:
+    def live(_: int) -> None:
+        Spool(tmp_path).close()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(live, range(120)))
+    assert not list(tmp_path.iterdir())
 
 
 def test_spools_of_dead_workers_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:

@@ -41,15 +41,45 @@ class RecordTooLargeError(InputError):
     """A record is above the topic's limit and cannot be split further."""
 
 
+class InvalidRolloutIdError(InputError, ValueError):
+    """An id that is no rollout id, or too long for a file's name."""
+
+
+class ConflictingEntryError(InputError, ValueError):
+    """A call id was used again with another payload: the first one is kept, its rollout is incomplete."""
+
+
+class FrozenRolloutError(InputError, RuntimeError):
+    """The rollout was frozen or retired before; clear it before it is dispatched again."""
+
+
+class ExpiredCaptureError(InputError):
+    """Records of a rollout that was frozen before are in the topic no longer; its result was published then."""
+
+
+class DamagedCaptureError(InputError, ValueError):
+    """A capture file does not hold what was acknowledged; the message says where."""
+
+
+class CaptureError(InputError, ValueError):
+    """A served response does not carry exactly one generation with its token ids and log probabilities."""
+
+
 __all__ = [
     "ArrayError",
     "BrokerError",
     "BrokerUnavailableError",
+    "CaptureError",
     "ConfigurationError",
+    "ConflictingEntryError",
+    "DamagedCaptureError",
     "DecodeError",
+    "ExpiredCaptureError",
     "FencedError",
     "FreezepointError",
+    "FrozenRolloutError",
     "InputError",
+    "InvalidRolloutIdError",
     "MissingTopicError",
     "OwnershipLostError",
     "PublishError",

@@ -6,11 +6,11 @@ here what they get there. Memory holds the rollouts that are open.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from freezepoint.captures import capture_files, captured_rollout, holds_entries, known_beside, untorn
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
@@ -18,40 +18,23 @@ from freezepoint.core.ledger import Verdict
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits
-from freezepoint.errors import InputError
 from freezepoint.lines import Line, LineError, Source
 from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import RolloutComplete
 from freezepoint_schemas.headers import ERROR_MESSAGE, header
 from freezepoint_schemas.results import Result
-from freezepoint_schemas.topics import is_rollout_id
-
-CAPTURE_PATTERN = "*.tokens.jsonl"
-_CAPTURE_NAME = re.compile(r"(.+)\.tokens\.jsonl(\.gz)?")
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
-    """The paths, each directory replaced by the capture files in it.
+    """The paths, each directory replaced by the files of the rollouts that a token store keeps in it.
 
     :raises InputError: a directory without any.
     """
     files: list[str] = []
     for name in paths:
-        if not Path(name).is_dir():
-            files.append(name)
-            continue
-        found = sorted(str(path) for end in ("", ".gz") for path in Path(name).glob(CAPTURE_PATTERN + end))
-        if not found:
-            raise InputError(f"{name}: no {CAPTURE_PATTERN} in this directory")
-        files += found
+        files += capture_files(Path(name)) if Path(name).is_dir() else [name]
     return files
-
-
-def captured_rollout(file_name: str) -> str | None:
-    """The rollout id in a capture file's name, or None."""
-    match = _CAPTURE_NAME.fullmatch(Path(file_name).name)
-    return match[1] if match and is_rollout_id(match[1]) else None
 
 
 @dataclass(slots=True)
@@ -88,25 +71,45 @@ class OfflineBuilder:
         on_bad: Callable[[LineError], None],
         on_position: Callable[[int, int], None] | None = None,
     ) -> Iterator[Result]:
-        """The results of all files: at each complete event, then of what is open in order of first appearance.
+        """The results of all files: at each complete event, then of what is open in order of first appearance, then of
+        a store's rollouts of which nothing was recorded.
 
         :param on_bad: hears of lines that name no rollout; they are skipped and counted.
         :param on_position: hears the number of the file and how many of its bytes have been read.
         """
+        named: list[str] = []
         for number, file in enumerate(files):
-            default = captured_rollout(file.name)
-            heard = None if on_position is None else _of_file(number, on_position)
-            for line in file.lines(heard):
-                try:
-                    rollout_id = _rollout_of(line, default)
-                except LineError as error:
-                    self.unusable += 1
-                    on_bad(error)
-                else:
-                    yield from self._feed(rollout_id, line.raw, line.where)
-        for rollout_id in sorted(self._core.open, key=lambda name: self._core.open[name].first_offset):
+            rollout_id = captured_rollout(file.name)
+            lines = file.lines(None if on_position is None else _of_file(number, on_position))
+            if rollout_id is not None:
+                named.append(rollout_id)
+                for event in known_beside(file.name, rollout_id):
+                    yield from self._feed(rollout_id, codec.encode_event(event), file.name)
+                lines = self._untorn(lines) if holds_entries(file.name) else iter(())
+            yield from self._lines(lines, rollout_id, on_bad)
+        appeared = sorted(self._core.open.values(), key=lambda life: life.first_offset)
+        for rollout_id in dict.fromkeys([*(life.rollout_id for life in appeared), *named]):
             end = codec.encode_event(RolloutComplete(rollout_id=rollout_id))
             yield from self._feed(rollout_id, end, "end of input")
+
+    def _lines(
+        self, lines: Iterable[Line], default: str | None, on_bad: Callable[[LineError], None]
+    ) -> Iterator[Result]:
+        for line in lines:
+            try:
+                rollout_id = _rollout_of(line, default)
+            except LineError as error:
+                self.unusable += 1
+                on_bad(error)
+            else:
+                yield from self._feed(rollout_id, line.raw, line.where)
+
+    def _untorn(self, lines: Iterator[Line]) -> Iterator[Line]:
+        torn: list[Line] = []
+        yield from untorn(lines, torn)
+        for line in torn:
+            if self.on_lost is not None:
+                self.on_lost(f"{line.where}: a torn line, never acknowledged, is left out")
 
     def _feed(self, rollout_id: str, value: bytes, where: str) -> Iterator[Result]:
         record = InputRecord(0, self._core.next_offset, 0, rollout_id.encode("ascii"), value)

@@ -92,6 +92,13 @@ class WorkerSettings(_Section):
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0
 
 
+class HttpSettings(_Section):
+    """Where a worker answers ``/livez``, ``/readyz``, ``/metrics`` and ``/status``; nowhere without a port."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+
+
 class ReaderSettings(_Section):
     """A trainer's reader: its consumer group, and the limits of what it holds.
 
@@ -131,6 +138,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     sqlite: SqliteSettings = SqliteSettings()
     worker: WorkerSettings = WorkerSettings()
+    http: HttpSettings = HttpSettings()
     reader: ReaderSettings = ReaderSettings()
 
     @property

@@ -46,8 +46,7 @@ class Spool:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             sweep(parent)
-            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock_file = _locked(self._folder / _LOCK)
+            self._folder, self._lock_file = _new_folder(parent)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot spool to {parent}: {error.strerror}; set worker.spool_folder"
@@ -127,9 +126,16 @@ def sweep(parent: Path) -> None:
         try:
             descriptor = _locked(folder / _LOCK)
         except OSError:
-            continue  # its worker lives, or is just being born
+            continue  # its worker lives
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _new_folder(parent: Path) -> tuple[Path, int]:
+    """A folder and its lock. It gets its name only when it is locked, so that nobody sweeps it before."""
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    lock = _locked(unnamed / _LOCK)
+    return unnamed.rename(parent / unnamed.name.removeprefix(".")), lock
 
 
 def _locked(path: Path) -> int:

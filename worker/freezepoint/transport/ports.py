@@ -16,11 +16,21 @@ from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a record lies in its topic. ``offset`` is -1 where the broker did not say: it knew the record already."""
+
+    partition: int
+    offset: int
+
+
 class Producer(Protocol):
     """Publishes input events at least once, in order per key."""
 
-    async def send(self, records: Sequence[OutputRecord]) -> None:
+    async def send(self, records: Sequence[OutputRecord]) -> Sequence[Position]:
         """Return once every record is durable; records above the topic's limit are split.
+
+        :returns: where each of the records lies; of a split one, its last part.
 
         :raises BrokerUnavailableError: not acknowledged within the deadline; a retry may repeat records.
         :raises MissingTopicError: the topic does not exist.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any
+
+from aiokafka.errors import ProducerClosed
 
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import BrokerUnavailableError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
 from freezepoint.transport.kafka.sending import send_all, split_all
+from freezepoint.transport.ports import Position
 
 LINGER_MS = 2
 
@@ -33,19 +37,27 @@ class KafkaProducer:
         """Connect, so that a wrong address shows before the first record."""
         await self._cluster.admin()
 
-    async def send(self, records: Sequence[OutputRecord]) -> None:
+    async def send(self, records: Sequence[OutputRecord]) -> Sequence[Position]:
         if not records:
-            return
+            return []
         topics = {record.topic for record in records}
         timeout_s = self._cluster.clients.timeout_s
         doing = f"sending to {', '.join(sorted(self._cluster.names[topic] for topic in topics))}"
         producer = None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._cluster.prepare(topics)
-                parts = split_all(records, self._cluster)
-                producer = await self._ready()
-                await send_all(producer, parts, self._cluster)
+                while True:
+                    await self._cluster.prepare(topics)
+                    split = [split_all([record], self._cluster) for record in records]
+                    producer = await self._ready()
+                    try:
+                        positions = await send_all(producer, chain(*split), self._cluster)
+                    except ProducerClosed:
+                        if self.closed or producer is self._producer:
+                            raise
+                        # Replaced after another send's failure, which says nothing about these records: send them anew.
+                    else:
+                        return [positions[end - 1] for end in accumulate(map(len, split))]
         except TimeoutError as error:
             self._replace(producer)
             raise BrokerUnavailableError(f"not acknowledged within {timeout_s:g} s while {doing}") from error

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from aiokafka.protocol.transaction import EndTxnRequest
+
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import PublishError
 from freezepoint.transport.kafka.cluster import Cluster
@@ -26,6 +28,7 @@ class Publisher:
         self._transactional_id = transactional_id
         self._turn = asyncio.Lock()
         self._producer: Any = None
+        self._doubtful = False
         self.ended = False
         """Discarded or closed: it publishes no more."""
 
@@ -41,10 +44,25 @@ class Publisher:
             linger_ms=0,
             transactional_id=self._transactional_id,
         )
+        self._watch_commits(producer)
         await self._cluster.clients.start(producer, f"starting the producer {self._transactional_id}")
         self._producer = producer
         if self.ended:
             self.discard()
+
+    def _watch_commits(self, producer: Any) -> None:
+        """Notice a commit that broke off. The client repeats it without a word, and the repetition is answered rightly;
+        but the first one may still be on its way, and would commit half of this producer's next transaction."""
+        send = producer.client.send
+
+        async def watched(node_id: int, request: Any, **options: Any) -> Any:
+            try:
+                return await send(node_id, request, **options)
+            except BaseException:
+                self._doubtful |= isinstance(request, EndTxnRequest)
+                raise
+
+        producer.client.send = watched
 
     async def publish(self, records: Sequence[OutputRecord]) -> None:
         """All records or none.
@@ -68,6 +86,8 @@ class Publisher:
                 if isinstance(error, CLIENT_ERRORS):
                     raise translate_publish(error, f"publishing as {self._transactional_id}") from error
                 raise
+            if self._doubtful:
+                self.discard()  # this transaction has landed; there must be no other of the same epoch
 
     @property
     def _deadline_s(self) -> float:

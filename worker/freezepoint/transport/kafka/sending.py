@@ -11,6 +11,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.errors import ConfigurationError
 from freezepoint.transport.kafka.client import retrieve
 from freezepoint.transport.kafka.cluster import Cluster
+from freezepoint.transport.ports import Position
 from freezepoint.transport.splitting import split_record
 from freezepoint_schemas.topics import partition_for
 
@@ -29,17 +30,19 @@ def split_all(records: Iterable[OutputRecord], cluster: Cluster) -> list[OutputR
     ]
 
 
-async def send_all(producer: Any, records: Iterable[OutputRecord], cluster: Cluster) -> None:
-    """Send, and return once every record is acknowledged. Raises the first failure, as the client named it."""
+async def send_all(producer: Any, records: Iterable[OutputRecord], cluster: Cluster) -> list[Position]:
+    """Send, and return where each record lies, once all are acknowledged. Raises the first failure, as the client named
+    it."""
+    positions: list[Position] = []
     window: list[asyncio.Future[Any]] = []
     size_bytes = 0
     for record in records:
         window.append(await _enqueue(producer, record, cluster))
         size_bytes += record.size
         if size_bytes >= WINDOW_BYTES:
-            await _acknowledged(window)
+            positions += await _acknowledged(window)
             window, size_bytes = [], 0
-    await _acknowledged(window)
+    return positions + await _acknowledged(window)
 
 
 async def _enqueue(producer: Any, record: OutputRecord, cluster: Cluster) -> asyncio.Future[Any]:
@@ -72,11 +75,11 @@ def _partition(name: str, record: OutputRecord, known: Collection[int]) -> int:
     return record.partition
 
 
-async def _acknowledged(futures: list[asyncio.Future[Any]]) -> None:
+async def _acknowledged(futures: list[asyncio.Future[Any]]) -> list[Position]:
     """Wait for all of them, also past a failure. A transaction commits although one of its records failed, so that
     each must be looked at."""
     if not futures:
-        return
+        return []
     await asyncio.wait(futures)
-    for future in futures:
-        future.result()
+    stored = [future.result() for future in futures]
+    return [Position(metadata.partition, metadata.offset) for metadata in stored]

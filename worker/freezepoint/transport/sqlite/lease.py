@@ -104,7 +104,8 @@ class SqliteLease:
     async def _publish(self, records: Sequence[OutputRecord], proving: Claim | None) -> None:
         if self._dead:
             raise PublishError(f"the lease on partition {self.partition} has ended; acquire it anew")
-        parts = await split_all(records, self._context.settings.record_bytes_max)
+        split = await split_all(records, self._context.settings.record_bytes_max)
+        parts = [part for record_parts in split for part in record_parts]
 
         def publish(connection: sqlite3.Connection) -> None:
             ownership.publish(connection, self._context.names, self._grant, parts, now_ms())

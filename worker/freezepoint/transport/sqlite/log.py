@@ -11,6 +11,7 @@ import orjson
 
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.errors import ConfigurationError, MissingTopicError
+from freezepoint.transport.ports import Position
 from freezepoint.transport.sqlite.layout import OFFSET_BITS, OFFSET_MASK
 from freezepoint_schemas.headers import Headers
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, partition_for, topic_specs
@@ -118,21 +119,25 @@ def require_stream(connection: sqlite3.Connection, topic: TopicRow, partition: i
 
 def append(
     connection: sqlite3.Connection, names: TopicNames, records: Iterable[OutputRecord], now_ms: int
-) -> None:
-    """Add records to their partitions, in order.
+) -> list[Position]:
+    """Add records to their partitions, in order, and say where each of them lies.
 
     :raises MissingTopicError: a topic does not exist.
     :raises ConfigurationError: a partition does not exist.
     """
     topics: dict[Topic, TopicRow] = {}
-    chosen: dict[tuple[Topic, int], list[OutputRecord]] = {}
-    for record in records:
+    chosen: dict[tuple[Topic, int], list[tuple[int, OutputRecord]]] = {}
+    for number, record in enumerate(records):
         topic = topics.get(record.topic)
         if topic is None:
             topic = topics[record.topic] = require_topic(connection, names[record.topic])
-        chosen.setdefault((record.topic, _partition_of(record, topic)), []).append(record)
+        chosen.setdefault((record.topic, _partition_of(record, topic)), []).append((number, record))
+    positions: dict[int, Position] = {}
     for (name, partition), group in chosen.items():
-        _append_to_stream(connection, topics[name], partition, group, now_ms)
+        numbers, own = zip(*group, strict=True)
+        first = _append_to_stream(connection, topics[name], partition, own, now_ms)
+        positions |= {number: Position(partition, offset) for offset, number in enumerate(numbers, first)}
+    return [positions[number] for number in range(len(positions))]
 
 
 def _partition_of(record: OutputRecord, topic: TopicRow) -> int:
@@ -147,7 +152,8 @@ def _append_to_stream(
     partition: int,
     records: Sequence[OutputRecord],
     now_ms: int,
-) -> None:
+) -> int:
+    """The first offset they got."""
     stream = require_stream(connection, topic, partition)
     timestamp_ms = max(now_ms, stream.timestamp_ms)
     first = stream.position(stream.next_offset)
@@ -165,6 +171,7 @@ def _append_to_stream(
     if topic.compacted:
         for position, record in enumerate(records, first):
             _supersede(connection, stream, record.key, position)
+    return stream.next_offset
 
 
 def _supersede(connection: sqlite3.Connection, stream: Stream, key: bytes | None, position: int) -> None:

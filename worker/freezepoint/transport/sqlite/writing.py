@@ -6,10 +6,12 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Sequence
+from itertools import accumulate, chain
 
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import BrokerError
 from freezepoint.settings import SqliteSettings
+from freezepoint.transport.ports import Position
 from freezepoint.transport.splitting import RECORD_OVERHEAD_BYTES, split_record
 from freezepoint.transport.sqlite import log
 from freezepoint.transport.sqlite.database import WriteConnection
@@ -21,15 +23,17 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def split_all(records: Sequence[OutputRecord], record_bytes_max: int) -> Sequence[OutputRecord]:
-    """The records with those above the limit in parts, cut before the write lock is held and off the event loop.
+async def split_all(
+    records: Sequence[OutputRecord], record_bytes_max: int
+) -> Sequence[Sequence[OutputRecord]]:
+    """Each record, or its parts where it is above the limit, cut before the write lock is held and off the event loop.
 
     :raises RecordTooLargeError: one cannot be split.
     """
     if all(record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max for record in records):
-        return records
+        return [(record,) for record in records]
     return await asyncio.to_thread(
-        lambda: [part for record in records for part in split_record(record, record_bytes_max)]
+        lambda: [tuple(split_record(record, record_bytes_max)) for record in records]
     )
 
 
@@ -42,15 +46,16 @@ class SqliteProducer:
         self._settings = settings
         self._closed = False
 
-    async def send(self, records: Sequence[OutputRecord]) -> None:
+    async def send(self, records: Sequence[OutputRecord]) -> Sequence[Position]:
         if self._closed:
             raise BrokerError("the producer is closed")
-        parts = await split_all(records, self._settings.record_bytes_max)
+        split = await split_all(records, self._settings.record_bytes_max)
 
-        def append(connection: sqlite3.Connection) -> None:
-            log.append(connection, self._names, parts, now_ms())
+        def append(connection: sqlite3.Connection) -> list[Position]:
+            return log.append(connection, self._names, chain(*split), now_ms())
 
-        await self._writer.run(append)
+        positions = await self._writer.run(append)
+        return [positions[end - 1] for end in accumulate(map(len, split))]
 
     async def close(self) -> None:
         self._closed = True

@@ -1,0 +1,156 @@
+"""The token arrays of one generation, wherever a server put them. Nothing is computed: what is missing is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from freezepoint.errors import CaptureError
+
+Body: TypeAlias = Mapping[str, Any]
+
+PROMPT, GENERATION, LOG_PROBS, ROUTES = (
+    "prompt_token_ids",
+    "generation_token_ids",
+    "generation_log_probs",
+    "routed_experts",
+)
+REQUIRED = (PROMPT, GENERATION, LOG_PROBS)
+ITEM_FIELDS = (*REQUIRED, ROUTES)
+"""What a message or output item may carry inline; nothing of it stays in an entry's output items."""
+
+_TOKEN_ID = re.compile(r"token_id:(\d+)")
+HOW_TO_ASK = (
+    "ask the server for them (vLLM: return_token_ids and logprobs; SGLang: logprobs, return_meta_info and "
+    "return_prompt_token_ids, or return_logprob with logprob_start_len 0 on /generate)"
+)
+
+
+@dataclass(slots=True)
+class Found:
+    """Token arrays and where each was found. A second place must say the same as the first."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, value: Any, place: str) -> None:
+        """:raises CaptureError: another place said otherwise."""
+        if value is None:
+            return
+        if name not in self.values:
+            self.values[name], self.places[name] = value, place
+        elif name != ROUTES and self.values[name] != value:
+            raise CaptureError(f"{self.places[name]} and {place} carry different {name}")
+
+    def checked(self) -> dict[str, Any]:
+        """All of the arrays.
+
+        :raises CaptureError: none, or not all of them; or other numbers of tokens and log probabilities.
+        """
+        if self.values.get(GENERATION) == []:
+            self.values.setdefault(LOG_PROBS, [])  # servers leave out the log probabilities of nothing
+        missing = [name for name in REQUIRED if name not in self.values]
+        if len(missing) == len(REQUIRED):
+            raise CaptureError(f"the response carries no token ids; {HOW_TO_ASK}")
+        if missing:
+            have = ", ".join(f"{name} ({self.places[name]})" for name in REQUIRED if name in self.values)
+            raise CaptureError(f"partial token metadata: {have}, but no {', '.join(missing)}; {HOW_TO_ASK}")
+        for name in REQUIRED:
+            if not isinstance(self.values[name], list):
+                raise CaptureError(f"{name} in {self.places[name]} is no list")
+        tokens, log_probs = len(self.values[GENERATION]), len(self.values[LOG_PROBS])
+        if tokens != log_probs:
+            raise CaptureError(
+                f"{tokens} generated tokens in {self.places[GENERATION]}, but {log_probs} log probabilities in "
+                f"{self.places[LOG_PROBS]}"
+            )
+        return self.values
+
+
+def carries(item: Any) -> bool:
+    """Whether a message or output item carries token arrays of its own, all or some."""
+    return isinstance(item, Mapping) and any(item.get(name) is not None for name in REQUIRED)
+
+
+def from_item(found: Found, item: Body, place: str) -> None:
+    """The arrays of a message or output item, as NeMo Gym's model servers return them."""
+    for name in ITEM_FIELDS:
+        found.add(name, item.get(name), place)
+
+
+def from_choice(found: Found, choice: Body, response: Body, place: str) -> None:
+    """The arrays of a choice: vLLM's ``token_ids`` and ``logprobs``, SGLang's ``meta_info``."""
+    found.add(GENERATION, choice.get("token_ids"), f"{place}.token_ids")
+    found.add(ROUTES, choice.get(ROUTES), f"{place}.{ROUTES}")
+    found.add(PROMPT, choice.get(PROMPT), f"{place}.{PROMPT}")
+    found.add(PROMPT, response.get(PROMPT), PROMPT)
+    from_meta_info(found, choice.get("meta_info"), f"{place}.meta_info")
+    _from_logprobs(found, choice.get("logprobs"), f"{place}.logprobs")
+    extension = response.get("sglext")
+    if isinstance(extension, Mapping):
+        found.add(ROUTES, extension.get(ROUTES), f"sglext.{ROUTES}")
+
+
+def from_meta_info(found: Found, meta: Any, place: str) -> None:
+    """SGLang's ``meta_info``: lists of ``[logprob, token id, text]``.
+
+    The prompt's list is whole only where logprobs were asked for from its first token on, which ``prompt_tokens`` shows.
+    """
+    if not isinstance(meta, Mapping):
+        return
+    output = meta.get("output_token_logprobs")
+    if output is not None:
+        where = f"{place}.output_token_logprobs"
+        found.add(GENERATION, _column(output, 1, where), where)
+        found.add(LOG_PROBS, _measured(_column(output, 0, where), where), where)
+    found.add(ROUTES, meta.get(ROUTES), f"{place}.{ROUTES}")
+    found.add(PROMPT, meta.get(PROMPT), f"{place}.{PROMPT}")
+    found.add(PROMPT, meta.get("input_token_ids"), f"{place}.input_token_ids")
+    given, counted = meta.get("input_token_logprobs"), meta.get("prompt_tokens")
+    if given:
+        where = f"{place}.input_token_logprobs"
+        if PROMPT not in found.values and counted is not None and len(given) != counted:
+            raise CaptureError(
+                f"{where} holds {len(given)} of {counted} prompt tokens; ask with logprob_start_len 0"
+            )
+        if counted is None or len(given) == counted:
+            found.add(PROMPT, _column(given, 1, where), where)
+
+
+def _from_logprobs(found: Found, logprobs: Any, place: str) -> None:
+    if not isinstance(logprobs, Mapping):
+        return
+    content = logprobs.get("content")
+    if isinstance(content, list):
+        values = [token.get("logprob") if isinstance(token, Mapping) else None for token in content]
+        names = [token.get("token") if isinstance(token, Mapping) else None for token in content]
+    elif isinstance(logprobs.get("token_logprobs"), list):
+        values, names = logprobs["token_logprobs"], logprobs.get("tokens") or []
+    else:
+        return
+    if LOG_PROBS not in found.values:  # else they came from the same numbers, perhaps clamped or rounded here
+        found.add(LOG_PROBS, _measured(values, place), place)
+    found.add(GENERATION, _named_ids(names), place)
+
+
+def _named_ids(names: Iterable[Any]) -> list[int] | None:
+    """Ids that vLLM writes in the place of token texts (``return_tokens_as_token_ids``), None where these are texts."""
+    matches = [_TOKEN_ID.fullmatch(name) if isinstance(name, str) else None for name in names]
+    ids = [int(match[1]) for match in matches if match is not None]
+    return ids if ids and len(ids) == len(matches) else None
+
+
+def _column(rows: Any, index: int, place: str) -> list[Any]:
+    try:
+        return [row[index] for row in rows]
+    except (TypeError, IndexError, KeyError):
+        raise CaptureError(f"{place} is not made of [logprob, token id, text]") from None
+
+
+def _measured(values: list[Any], place: str) -> list[Any]:
+    for position, value in enumerate(values):
+        if value is None:
+            raise CaptureError(f"{place} has no log probability for generated token {position}")
+    return values
