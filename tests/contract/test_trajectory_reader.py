@@ -321,21 +321,20 @@ async def test_acks_of_a_partition_that_went_elsewhere_are_ignored(cluster: Clus
 
 async def test_a_slow_trainer_keeps_its_partitions_and_a_bounded_buffer(cluster: Cluster) -> None:
     """Its event loop is blocked for longer than a session lasts; nobody takes over, and reading had paused."""
-    async with filled(cluster, many(60)):
-        async with reader_of(cluster, limits={"prefetch_results_max": 4, "poll_records_max": 2}) as reader:
-            items = aiter(reader)
-            (first,) = await take(items, 1)
-            session_s = (
-                cluster.settings().sqlite if cluster.is_sqlite else cluster.settings().kafka
-            ).session_timeout_ms / 1000
-            until = time.monotonic() + session_s + 1
-            poll_until(lambda: time.monotonic() > until, session_s + 5, "a training step")
-            assert reader.counts.read <= 12
-            rest = await take(items, 59)
-            for trajectory in (first, *rest):
-                reader.ack(trajectory)
-            await reader.commit()
-            assert (reader.counts.acked, reader.counts.lost_acks) == (60, 0)
+    limits = {"prefetch_results_max": 4, "poll_records_max": 2}
+    async with filled(cluster, many(60)), reader_of(cluster, limits=limits) as reader:
+        items = aiter(reader)
+        (first,) = await take(items, 1)
+        settings = cluster.settings()
+        session_s = (settings.sqlite if cluster.is_sqlite else settings.kafka).session_timeout_ms / 1000
+        until = time.monotonic() + session_s + 1
+        poll_until(lambda: time.monotonic() > until, session_s + 5, "a training step")
+        assert reader.counts.read <= 12
+        rest = await take(items, 59)
+        for trajectory in (first, *rest):
+            reader.ack(trajectory)
+        await reader.commit()
+        assert (reader.counts.acked, reader.counts.lost_acks) == (60, 0)
     assert await left(cluster) == []
 
 
@@ -384,23 +383,23 @@ async def test_groups_masked_rollouts_count(cluster: Cluster) -> None:
 
 
 async def test_a_stuck_rollout_costs_its_group_the_deadline_and_no_more(cluster: Cluster) -> None:
-    async with filled(cluster, [*grouped("stuck", 3, "ab"), *grouped("fine", 2, "xy")]) as transport:
-        async with reader_of(cluster) as reader:
-            groups = reader.groups(deadline=1.5)
-            fine, stuck = await take(groups, 2)
-            assert shape(fine) == ("fine", ["fine-x", "fine-y"], 0, True)
-            assert shape(stuck) == ("stuck", ["stuck-a", "stuck-b"], 1, False)
-            reader.ack(fine)
-            reader.ack(stuck)
-            await publish_results(transport, [*grouped("stuck", 3, "c"), *grouped("next", 1, "a")])
-            (after,) = await take(groups, 1)
-            assert after.group_id == "next"
-            await poll_until_async(
-                lambda: asyncio.sleep(0, reader.counts.skipped["late"] == 1),
-                WAIT_S,
-                "the late one is counted",
-            )
-            assert reader.counts.incomplete_groups == 1
+    results = [*grouped("stuck", 3, "ab"), *grouped("fine", 2, "xy")]
+    async with filled(cluster, results) as transport, reader_of(cluster) as reader:
+        groups = reader.groups(deadline=1.5)
+        fine, stuck = await take(groups, 2)
+        assert shape(fine) == ("fine", ["fine-x", "fine-y"], 0, True)
+        assert shape(stuck) == ("stuck", ["stuck-a", "stuck-b"], 1, False)
+        reader.ack(fine)
+        reader.ack(stuck)
+        await publish_results(transport, [*grouped("stuck", 3, "c"), *grouped("next", 1, "a")])
+        (after,) = await take(groups, 1)
+        assert after.group_id == "next"
+        await poll_until_async(
+            lambda: asyncio.sleep(0, reader.counts.skipped["late"] == 1),
+            WAIT_S,
+            "the late one is counted",
+        )
+        assert reader.counts.incomplete_groups == 1
     assert await left(cluster) == ["next-a"]
 
 

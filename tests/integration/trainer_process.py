@@ -12,7 +12,7 @@ from freezepoint.reader import RolloutGroup, TrajectoryReader
 
 
 def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - the parent reads it
+    print(line, flush=True)
 
 
 def main(group: str, *options: str) -> None:
