@@ -12,11 +12,10 @@ from pathlib import Path
 from examples.end_to_end.agent import Plan, run_rollout
 from examples.end_to_end.model_server import ModelServer
 from examples.end_to_end.serving import serving
-from examples.end_to_end.trainer import groups, step
+from examples.end_to_end.trainer import step
 from freezepoint.capture import CaptureMiddleware
-from freezepoint.settings import Settings
+from freezepoint.reader import TrajectoryReader
 from freezepoint.sink import TokenSink
-from freezepoint.transport.connect import connect
 
 GROUPS, GROUP_SIZE = 3, 4
 
@@ -47,10 +46,13 @@ async def main(broker: str) -> None:
     app = CaptureMiddleware(model, sink=TokenSink(broker=broker, run="demo"))
     async with serving(app) as url, TokenSink(broker=broker, run="demo") as collector:
         await collect(url, collector)
-    async with connect(Settings(broker=broker)) as transport:
-        async for group in groups(transport, GROUPS):
-            reasons = {result.rollout_id: result.reasons for result in group if result.mask_sample}
-            print(group[0].group_id, step(group), reasons or "")
+    async with TrajectoryReader(broker, run="demo") as reader:
+        async for group in reader.groups(deadline=60):
+            reasons = {lost.rollout_id: [reason.value for reason in lost.reasons] for lost in group.masked}
+            print(group.group_id, step(group), reasons or "")
+            reader.ack(group)
+            if reader.counts.groups == GROUPS:
+                break
 
 
 if __name__ == "__main__":

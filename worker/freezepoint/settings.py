@@ -104,7 +104,8 @@ class ReaderSettings(_Section):
 
     ``prefetch_…``: results that are ready and not asked for yet; beyond it, reading pauses. ``group_…``: results in groups
     that are not complete yet; beyond it, the oldest group is handed out as it is. ``remembered_…``: how many results and
-    groups are known again when they are repeated or late.
+    groups are known again when they are repeated or late. ``broker_patience_s``: how long a broker may fail a reader that
+    has read before, until it gives up; ``sole_reader_timeout_s``: how long a reader of groups waits for every partition.
     """
 
     group: Annotated[str, Field(min_length=1)] = "freezepoint-trainer"
@@ -120,6 +121,8 @@ class ReaderSettings(_Section):
     commit_interval_ms: Annotated[int, Field(ge=0)] = 1_000
     close_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     sole_reader_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    broker_patience_s: Annotated[float, Field(ge=0)] = 300.0
 
 
 class Settings(BaseSettings):

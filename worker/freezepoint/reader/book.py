@@ -27,6 +27,10 @@ class PartitionBook:
         """Whether its delivery has begun."""
         return partition in self._watermarks
 
+    @property
+    def partitions(self) -> frozenset[int]:
+        return frozenset(self._watermarks)
+
     def start(self, partition: int, offset: int) -> None:
         """Delivery of the partition begins anew there."""
         self.drop(frozenset({partition}))

@@ -19,7 +19,8 @@ class ReaderCounts:
     both), ``stale`` and ``unknown_version`` (of all handed out or skipped as stale), ``groups``, ``incomplete_groups`` and
     ``late_groups`` handed out, ``crowded_groups`` (handed out early since a limit was reached), ``undecodable`` records,
     ``expired_offsets`` (removed by retention before they were read), ``acked`` results, ``lost_acks`` (of partitions that
-    had gone to another reader), ``failed_commits`` (tried again).
+    had gone to another reader), ``failed_commits`` (tried again), ``rejoins`` (the reader began anew after its membership
+    broke).
     """
 
     read: int = 0
@@ -39,3 +40,4 @@ class ReaderCounts:
     acked: int = 0
     lost_acks: int = 0
     failed_commits: int = 0
+    rejoins: int = 0

@@ -6,6 +6,7 @@ It polls steadily whatever the trainer does, since polls keep the membership: a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from freezepoint.errors import (
     BrokerError,
     BrokerUnavailableError,
-    ConfigurationError,
     FreezepointError,
     OwnershipLostError,
 )
@@ -23,16 +23,17 @@ from freezepoint.reader.counts import ReaderCounts
 from freezepoint.reader.desk import Desk
 from freezepoint.reader.options import ReadOptions
 from freezepoint.reader.results import BadResultError, ReadResult
+from freezepoint.reader.seat import Seat
 from freezepoint.reader.shelf import GroupShelf, Item, Shelf
 from freezepoint.reader.trajectory import RolloutGroup, Trajectory
 from freezepoint.settings import ReaderSettings
 from freezepoint.training.delivery import view
-from freezepoint.transport.ports import Feed, Started, Subscription, Transport
-from freezepoint_schemas.topics import Topic
+from freezepoint.transport.ports import Feed, Started, Transport
 
 log = logging.getLogger("freezepoint.reader")
 
 TURN_S_MIN = 0.005
+RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -41,6 +42,8 @@ class Slot:
 
     item: Item | None = None
     handed: Trajectory | RolloutGroup | None = None
+    abandoned: bool = False
+    """Nobody looks into it any more. A cancellation may come to the loop before the coroutine has even begun."""
 
 
 class Engine:
@@ -63,17 +66,12 @@ class Engine:
         self._book = PartitionBook(settings, self.counts)
         self._desk = Desk(options, self._book, self.counts)
         self._committing = asyncio.Lock()
-        self._subscription: Subscription | None = None
-        self._generation = 0
-        self._assigned: frozenset[int] = frozenset()
         self._sole = isinstance(shelf, GroupShelf)
-        self._partition_count = 0
-        self._paused = False
+        self._seat = Seat(transport, options, settings, sole=self._sole)
+        self._failing_since: float | None = None
         self._reading_s = 0.0
         self._looked_at: float | None = None
         self._commit_due = 0.0
-        self._lacking_since: float | None = None
-        """Since when partitions are missing, of a reader that needs all; None while it has them."""
         self._changed = asyncio.Event()
         self._closing = asyncio.Event()
         self._ended = False
@@ -88,11 +86,12 @@ class Engine:
 
     async def _run(self) -> None:
         try:
-            if self._sole:
-                self._partition_count = await self._transport.admin().partitions(Topic.TRAJECTORIES)
-            await self._subscribe()
+            await self._seat.take()
             while not self._closing.is_set() and not self._ended:
-                await self._turn()
+                try:
+                    await self._turn()
+                except BrokerError as error:
+                    await self._recover(error)
         except Exception as error:  # noqa: BLE001 - it is the trainer's to see, who asks for the next result
             self._failure = error
         finally:
@@ -100,49 +99,68 @@ class Engine:
         if self._ended:
             await self._commit_until_closed()
 
-    async def _subscribe(self) -> None:
-        self._subscription = await self._transport.subscribe(
-            Topic.TRAJECTORIES, self._options.group, self._options.start
-        )
-        self._generation, self._assigned = 0, frozenset()
-        self._lacking_since = asyncio.get_running_loop().time()
-        if self._sole:
-            self._pause()
-
     async def _turn(self) -> None:
-        assert self._subscription is not None
-        feed = await self._subscription.poll(self._turn_s(), self._settings.poll_records_max)
+        feed = await self._seat.poll(self._turn_s(), self._settings.poll_records_max)
+        if feed.assigned:
+            self._failing_since = None
         self._read_clock()
         await self._take(feed)
         self._shelf.expire(self._reading_s)
-        if not self._options.follow and not feed.records and not self._paused:
-            self._ended = await self._subscription.caught_up()
+        if not self._options.follow and not feed.records and not self._seat.paused:
+            self._ended = await self._seat.caught_up()
             if self._ended:
                 self._shelf.flush()
         self._balance()
         self._changed.set()
         await self._commit_if_due()
 
+    async def _recover(self, error: BrokerError) -> None:
+        """Join anew, for as long as patience lasts: a trainer shall outlive a broker's restart. What was not acknowledged
+        comes again."""
+        loop = asyncio.get_running_loop()
+        if self._failing_since is None:
+            self._failing_since = loop.time()
+        while not self._closing.is_set():
+            if loop.time() - self._failing_since > self._settings.broker_patience_s:
+                raise error
+            log.warning("group %s: reading begins anew: %s", self._options.group, error)
+            try:
+                await self._rejoin()
+            except BrokerError as again:
+                error = again
+            else:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), RETRY_S)
+
+    async def _rejoin(self) -> None:
+        self.counts.rejoins += 1
+        self._drop(self._book.partitions)
+        await self._seat.take()
+
     def _turn_s(self) -> float:
         """How long to wait for records: until the next deadline at most."""
         longest = self._settings.poll_timeout_ms / 1000
         deadline = self._shelf.next_deadline_s()
-        if deadline is None or self._paused:
+        if deadline is None or self._seat.paused:
             return longest
         return min(longest, max(TURN_S_MIN, deadline - self._reading_s))
 
     def _read_clock(self) -> None:
         """Time counts only while reading: a group is not late because this reader itself held back its results."""
         now = self._clock()
-        if self._looked_at is not None and not self._paused:
+        if self._looked_at is not None and not self._seat.paused:
             self._reading_s += now - self._looked_at
         self._looked_at = now
 
     async def _take(self, feed: Feed) -> None:
-        if self._sole and await self._is_broken(feed):
+        restarted = any(partition in self._book for partition in feed.started)
+        if self._seat.is_broken(feed) or (self._sole and restarted):
+            # All that was not acknowledged is read again, so that groups come whole.
+            log.warning("group %s lost partitions for a while: reading begins anew", self._options.group)
+            await self._rejoin()
             return
-        if feed.generation != self._generation:
-            self._reassigned(feed)
+        self._follow(feed)
         for partition, started in feed.started.items():
             self._begin(partition, started)
         for records in feed.records.values():
@@ -169,9 +187,8 @@ class Engine:
                 self._options.group,
             )
 
-    def _reassigned(self, feed: Feed) -> None:
-        lost = self._assigned - feed.assigned
-        self._generation, self._assigned = feed.generation, feed.assigned
+    def _follow(self, feed: Feed) -> None:
+        lost = self._seat.follow(feed)
         if lost:
             self._drop(lost)
 
@@ -206,64 +223,14 @@ class Engine:
                 return "masked"
         return None
 
-    # --------------------------------------------------------------------------------------- pace, and the sole reader
-
     def _balance(self) -> None:
-        """Pause when enough is ready, go on when half of it is taken: a pause discards what was fetched ahead."""
-        if self._sole and len(self._assigned) < self._partition_count:
-            return
         results, size_bytes = self._shelf.waiting
-        limits = self._settings
-        if results >= limits.prefetch_results_max or size_bytes >= limits.prefetch_bytes_max:
-            self._pause()
-        elif 2 * results <= limits.prefetch_results_max and 2 * size_bytes <= limits.prefetch_bytes_max:
-            self._resume()
-
-    def _pause(self) -> None:
-        if not self._paused and self._subscription is not None:
-            self._paused = True
-            self._subscription.pause()
-
-    def _resume(self) -> None:
-        if self._paused and self._subscription is not None:
-            self._read_clock()
-            self._paused = False
-            self._subscription.resume()
-
-    async def _is_broken(self, feed: Feed) -> bool:
-        """Whether groups cannot be read on from here. A group's rollouts lie on all partitions, so that its reader needs
-        every one of them, and in one piece.
-
-        A reader that loses some joins anew: all it had not acknowledged is then read again, and groups come whole.
-
-        :raises ConfigurationError: another reader of the consumer group stays.
-        """
-        now = asyncio.get_running_loop().time()
-        has_all = len(feed.assigned) == self._partition_count
-        restarted = any(partition in self._book for partition in feed.started)
-        if restarted or (not has_all and self._lacking_since is None):
-            log.warning("group %s lost partitions for a while and joins anew", self._options.group)
-            await self._rejoin()
-            return True
-        if has_all:
-            self._lacking_since = None
-        elif (
-            self._lacking_since is not None
-            and now - self._lacking_since > self._settings.sole_reader_timeout_s
-        ):
-            raise ConfigurationError(
-                f"groups() needs every partition of the topic, and {len(feed.assigned)} of {self._partition_count} are "
-                f"assigned here: another reader of consumer group {self._options.group!r} is running; give this one another "
-                "group, or end the other"
-            )
-        return False
-
-    async def _rejoin(self) -> None:
-        assert self._subscription is not None
-        self._drop(frozenset(range(self._partition_count)))
-        await self._subscription.close()
-        self._paused = False
-        await self._subscribe()
+        results_max, bytes_max = self._settings.prefetch_results_max, self._settings.prefetch_bytes_max
+        self._read_clock()
+        self._seat.regulate(
+            full=results >= results_max or size_bytes >= bytes_max,
+            room=2 * results <= results_max and 2 * size_bytes <= bytes_max,
+        )
 
     # ------------------------------------------------------------------------------------------------- handing over
 
@@ -272,7 +239,7 @@ class Engine:
 
         :raises FreezepointError: reading failed; the reader has ended.
         """
-        while True:
+        while not slot.abandoned:
             self._changed.clear()
             version = self._options.version_now()
             item = self._shelf.pop()
@@ -291,6 +258,7 @@ class Engine:
 
     def give_back(self, slot: Slot) -> None:
         """Whoever asked was interrupted: the item is the next one again."""
+        slot.abandoned = True
         if slot.item is None or slot.handed is None:
             return
         self._desk.take_back(slot.handed)
@@ -335,10 +303,10 @@ class Engine:
         """False: the assignment is on the move; what stays ours can be stored after it."""
         async with self._committing:  # so that an older offset never lands after a newer one
             offsets = self._book.uncommitted()
-            if not offsets or self._subscription is None:
+            if not offsets:
                 return True
             try:
-                await self._subscription.commit(self._generation, offsets)
+                await self._seat.commit(offsets)
             except OwnershipLostError:
                 return self._failure is not None
             self._book.committed(offsets)
@@ -346,8 +314,7 @@ class Engine:
 
     async def _commit_until_closed(self) -> None:
         """Everything is read: stay in the group for the acknowledgements still to come."""
-        assert self._subscription is not None
-        self._subscription.pause()
+        self._seat.pause()
         while not self._closing.is_set():
             try:
                 await self._follow_assignment()
@@ -357,10 +324,7 @@ class Engine:
                 return
 
     async def _follow_assignment(self) -> None:
-        assert self._subscription is not None
-        feed = await self._subscription.poll(self._settings.poll_timeout_ms / 1000, 1)
-        if feed.generation != self._generation:
-            self._reassigned(feed)
+        self._follow(await self._seat.poll(self._settings.poll_timeout_ms / 1000, 1))
         self._changed.set()
 
     async def close(self) -> None:
@@ -381,6 +345,5 @@ class Engine:
     async def _commit_at_last(self) -> None:
         async with asyncio.timeout(self._settings.close_timeout_s):
             while not await self._commit_once():
-                assert self._subscription is not None
-                self._subscription.pause()
+                self._seat.pause()
                 await self._follow_assignment()
