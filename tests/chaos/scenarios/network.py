@@ -108,10 +108,10 @@ class LateCommit:
         return Verdict.PASS
 
 
-@scenario(through_proxy=True)
+@scenario(through_proxy=True, environment={"FREEZEPOINT_WORKER__FLUSH_INTERVAL_MS": "300"})
 async def late_commits(stage: Stage) -> None:
     """Beside the table: a commit that was given up reaches the broker within the next transaction."""
-    rounds, delivered = max(2, round(stage.seconds / 10)), 0
+    rounds, delivered = max(1, round(stage.seconds / 20)), 0
     author = rollouts(stage.profile(prompt_tokens=(2_000, 4_000), generation_tokens=(500, 1_000)))
     async with stage.broker.proxy() as proxy:
         stage.fleet.start("worker")
