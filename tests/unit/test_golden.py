@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from freezepoint_schemas import codec
-from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY
 from freezepoint_schemas.topics import Topic
 from tests.chaos import golden

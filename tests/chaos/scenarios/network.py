@@ -12,7 +12,7 @@ from tests.chaos.stage import Stage
 
 DOWN_S = 3.0
 LATE_S = 60.0
-LARGE_LIVES = 100
+LARGE_LIVES = 40
 
 
 @scenario(share=0.5)
