@@ -28,7 +28,9 @@ def main() -> int:
     cases = itertools.count(options.start) if options.case is None else [options.case]
     try:
         if options.case is None:
-            run(options.seed, itertools.count(1 << 39), inputs_max=WARM_UP_INPUTS, seconds_max=options.seconds)
+            run(
+                options.seed, itertools.count(1 << 39), inputs_max=WARM_UP_INPUTS, seconds_max=options.seconds
+            )
         before = peak_rss_bytes()
         report = run(options.seed, cases, inputs_max=options.inputs, seconds_max=options.seconds)
     except FailedCaseError as failure:

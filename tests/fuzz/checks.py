@@ -80,7 +80,8 @@ def check_watermark(bench: Bench, before: int) -> int:
     watermark = bench.core.watermark()
     held = [life.first_offset for life in bench.core.open.values()]
     held += [
-        effect.offset if isinstance(effect, DeadLetter) else effect.log.first_offset for effect in bench.waiting
+        effect.offset if isinstance(effect, DeadLetter) else effect.log.first_offset
+        for effect in bench.waiting
     ]
     assert watermark <= min([*held, bench.core.next_offset])
     assert watermark >= before

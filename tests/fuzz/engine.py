@@ -52,7 +52,9 @@ def run(seed: int, cases: Iterable[int], *, inputs_max: int, seconds_max: float)
         try:
             _run_case(seed, case, report)
         except Exception as error:
-            raise FailedCaseError(f"{type(error).__name__}: {error}\nalone: python -m tests.fuzz --seed {seed} --case {case}") from error
+            raise FailedCaseError(
+                f"{type(error).__name__}: {error}\nalone: python -m tests.fuzz --seed {seed} --case {case}"
+            ) from error
         report.cases += 1
         report.seconds = time.monotonic() - began
     return report

@@ -17,8 +17,7 @@ from freezepoint_schemas.headers import PART, Headers
 from tests.fuzz import hostile
 
 EXAMPLES = [
-    path.read_bytes()
-    for path in sorted((Path(__file__).parents[2] / "schemas/examples/v1").glob("*/*.json"))
+    path.read_bytes() for path in sorted((Path(__file__).parents[2] / "schemas/examples/v1").glob("*/*.json"))
 ]
 ROLLOUTS = ("a", "b")
 KEYS = [None, b"", b"a/b", b"../x", b"!progress", b"\xff", b"a" * 255, b"a" * 256, b"-a", b"a\n", b"A.b_c-d"]
@@ -84,7 +83,9 @@ class Conversation:
             length = random.randint(0, length)
         digest = xxhash.xxh3_128_hexdigest(np.array(prompt[:length], "<i4").tobytes())
         if random.random() < 0.05:
-            length, digest = random.choice([(length + 1, digest), (2**40, digest), (length, "0" * 32), (0, digest)])
+            length, digest = random.choice(
+                [(length + 1, digest), (2**40, digest), (length, "0" * 32), (0, digest)]
+            )
         prefix = {"call_id": target, "length": length, "digest": digest}
         return {"prompt_token_ids": prompt[length:], "prompt_prefix": prefix}
 
@@ -93,7 +94,9 @@ class Conversation:
         number = int(call_id[1:])
         extras: dict[str, Any] = {}
         if number % 3 == 0:
-            extras["routed_experts"] = [[[(number + row) % 300, 1]] for row in range(rows + (number % 4 == 0))]
+            extras["routed_experts"] = [
+                [[(number + row) % 300, 1]] for row in range(rows + (number % 4 == 0))
+            ]
         if number % 5 == 0:
             extras |= {"policy_version": number, "response_id": f"resp-{number}", "token_item_index": 0}
         if number % 4 == 1 and number > 4:
@@ -113,7 +116,10 @@ class Conversation:
             dtype = random.choice(["u16", "i32", "i64"])
             body["routed_experts"] = arrays.pack(np.array(body["routed_experts"], arrays.DTYPES[dtype]))
         if random.random() < 0.1:
-            item = {**body["output_items"][0], **{name: body[name] for name in body if name.startswith("generation")}}
+            item = {
+                **body["output_items"][0],
+                **{name: body[name] for name in body if name.startswith("generation")},
+            }
             body = {**body, "output_items": [item]}
         return body
 

@@ -19,8 +19,44 @@ TEXTS = [
     b'"\xff"', b'"\xed\xa0\x80"', b'"\xc3\xa9"', b'"\n"', b'"' + b"x" * 1_024 + b'"', b'"' + b"x" * 1_025 + b'"',
     b'"' + b"\xf0\x9f\x98\x80" * 300 + b'"', b'"token_entry"', b'"rollout_complete"', b'"AAAA"', b'"i32"',
 ]  # fmt: skip
-OTHERS = [b"null", b"true", b"false", b"[]", b"{}", b"[[]]", b"[null]", b"[true]", b'{"":{}}', b'{"dtype":"i32"}']
-DEPTHS = [1, 2, 8, 60, 66, 120, 200, 230, 236, 237, 238, 239, 240, 241, 252, 253, 254, 255, 256, 500, 1_000, 1_023, 1_024, 1_025]
+OTHERS = [
+    b"null",
+    b"true",
+    b"false",
+    b"[]",
+    b"{}",
+    b"[[]]",
+    b"[null]",
+    b"[true]",
+    b'{"":{}}',
+    b'{"dtype":"i32"}',
+]
+DEPTHS = [
+    1,
+    2,
+    8,
+    60,
+    66,
+    120,
+    200,
+    230,
+    236,
+    237,
+    238,
+    239,
+    240,
+    241,
+    252,
+    253,
+    254,
+    255,
+    256,
+    500,
+    1_000,
+    1_023,
+    1_024,
+    1_025,
+]
 DTYPES = ["u8", "u16", "i32", "i64", "f32", "f64", "i8", "u32", "", "I32", None, 7]
 TOKENS = [
     b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"\\ud800", b"null", b"1e999", b"NaN", b"-", b"\x00", b"\xff",
@@ -79,7 +115,10 @@ def packed(random: Random) -> dict[str, Any]:
     data: Any = b64encode(random.randbytes(size) if random.random() < 0.5 else bytes(size)).decode()
     if random.random() < 0.1:
         data = random.choice([data[:-1], data + "=", data + "A", "\u00e9", " " + data, None, 7, "AAAA\nAAAA"])
-    array: dict[str, Any] = {"dtype": random.choice(DTYPES[:6] if random.random() < 0.9 else DTYPES), "data": data}
+    array: dict[str, Any] = {
+        "dtype": random.choice(DTYPES[:6] if random.random() < 0.9 else DTYPES),
+        "data": data,
+    }
     if random.random() < 0.5:
         array["shape"] = [
             random.choice([0, 1, 1, 2, 3, size, -1, 2**31, 2**40, 2**41, 2**63, True, 1.0, None])

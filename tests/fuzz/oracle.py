@@ -110,7 +110,9 @@ def _lifted(body: dict[str, Any]) -> dict[str, Any]:
     arrays = {name: body.get(name) for name in _ARRAYS}
     for item in inline:
         arrays = {name: item.get(name) if known is None else known for name, known in arrays.items()}
-    return {name: _plain(value) for name, value in arrays.items()} | {"prompt_prefix": body.get("prompt_prefix")}
+    return {name: _plain(value) for name, value in arrays.items()} | {
+        "prompt_prefix": body.get("prompt_prefix")
+    }
 
 
 def _plain(value: Any) -> list[Any]:
@@ -149,9 +151,7 @@ def _prompt(life: Life, form: dict[str, Any], depth: int) -> list[int] | None:
     return None
 
 
-def _account_for_tokens(
-    result: Result, calls: dict[str, tuple[list[int], list[int], list[float]]]
-) -> None:
+def _account_for_tokens(result: Result, calls: dict[str, tuple[list[int], list[int], list[float]]]) -> None:
     trained: set[str] = set()
     for trace in result.traces:
         tokens, log_probs = trace.token_ids.tolist(), trace.log_probs.tolist()

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from freezepoint_schemas import codec
+from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY
 from freezepoint_schemas.topics import Topic
 from tests.chaos import golden
@@ -60,12 +61,9 @@ def test_a_record_of_the_previous_release_is_written_again_as_it_was(topics: dic
 def test_the_previous_release_can_read_what_this_one_writes() -> None:
     """By the schemas that the release was published with."""
     bench = Bench()
-    events = [
-        entry("r", "c", [1], [2], policy_version=3),
-        complete("r", reward=1.0),
-        clear("r", group_id="g"),
-    ]
-    bench.run(records_of([*events, incomplete("r"), complete("r")]))
+    first: list[InputEvent] = [entry("r", "c", [1], [2], policy_version=3), complete("r", reward=1.0)]
+    second: list[InputEvent] = [clear("r", group_id="g"), incomplete("r"), complete("r")]
+    bench.run(records_of(first + second))
     validate = {name: _validator(name) for name in ("result", "ledger_record", "progress_record")}
     for result in bench.results:
         validate["result"](orjson.loads(codec.encode_result(result)))

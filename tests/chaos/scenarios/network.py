@@ -112,7 +112,7 @@ class LateCommit:
 async def late_commits(stage: Stage) -> None:
     """Beside the table: a commit that was given up reaches the broker within the next transaction."""
     rounds, delivered = max(1, round(stage.seconds / 20)), 0
-    author = rollouts(stage.profile(prompt_tokens=(2_000, 4_000), generation_tokens=(500, 1_000)))
+    author = rollouts(stage.profile(prompt_tokens=(10_000, 20_000), generation_tokens=(500, 1_000)))
     async with stage.broker.proxy() as proxy:
         stage.fleet.start("worker")
         await stage.fleet.until_acquired(stage.partitions)
