@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 import tempfile
 import time
@@ -29,7 +28,6 @@ def main() -> int:
         return 2
     chosen = [known[name] for name in options.only] or list(known.values())
     folder = options.logs or Path(tempfile.mkdtemp(prefix="chaos-"))
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the load and the checker ride through outages
     print(f"seed {options.seed}, logs in {folder}", flush=True)
     reports = asyncio.run(_play_all(chosen, folder, options))
     print("\n".join(["", *summary(reports)]))

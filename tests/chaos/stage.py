@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -254,7 +255,7 @@ async def stage(
     """A scenario's topics and everything that works on them, gone afterwards but for the logs in ``folder``."""
     prefix = f"{report.scenario}-{time.time_ns():x}."
     names = TopicNames(prefix)
-    group = f"{prefix}group"
+    group = (environment or {}).get("FREEZEPOINT_WORKER__GROUP", f"{prefix}group")
     for spec in topic_specs(names, partitions):
         more = {} if topic_config is None else topic_config(spec.topic)
         await broker.create_topic(spec.name, spec.partitions, {**spec.config, **more})
@@ -265,6 +266,7 @@ async def stage(
         "FREEZEPOINT_WORKER__GROUP": group,
         **(environment or {}),
     }
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # load and checker ride through outages
     async with AsyncExitStack() as stack:
         publisher = await stack.enter_async_context(Publisher(broker.direct, names[Topic.TOKENS], partitions))
         fleet = await stack.enter_async_context(Fleet(settings, folder))

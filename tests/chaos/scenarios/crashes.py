@@ -27,6 +27,8 @@ from tests.polling import poll_until_async
 SHORT_SESSION = {"FREEZEPOINT_KAFKA__SESSION_TIMEOUT_MS": "3000"}
 POINT_S = 60.0
 ZOMBIE_LIVES = 30
+ZOMBIE_POINTS = [(END_TXN, False), (END_TXN, True), (PRODUCE, False)]
+"""The request that the sleeper had under way, and whether the broker got it before the takeover or after it."""
 
 
 @scenario(environment=SHORT_SESSION)
@@ -101,7 +103,8 @@ class Trap:
 async def zombies(stage: Stage) -> None:
     """SIGSTOP in mid-transaction, new owner takes over, SIGCONT."""
     async with stage.broker.proxy() as proxy:
-        for number, (api_key, seen) in enumerate([(PRODUCE, False), (END_TXN, False), (END_TXN, True)]):
+        points = ZOMBIE_POINTS if stage.seconds >= 10 else ZOMBIE_POINTS[:1]
+        for number, (api_key, seen) in enumerate(points):
             takeover_s = await _zombie(stage, proxy, f"sleeper-{number}", api_key, seen=seen)
             name = f"takeover, {NAMES[api_key]} {'done' if seen else 'held back'}"
             stage.report.at_most(name, takeover_s, SESSION_S + TAKEOVER_SLACK_S, "s")

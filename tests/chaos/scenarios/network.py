@@ -12,7 +12,7 @@ from tests.chaos.stage import Stage
 
 DOWN_S = 3.0
 LATE_S = 60.0
-LARGE_LIVES = 100
+LARGE_LIVES = 40
 
 
 @scenario(share=0.5)
@@ -108,11 +108,11 @@ class LateCommit:
         return Verdict.PASS
 
 
-@scenario(through_proxy=True)
+@scenario(through_proxy=True, environment={"FREEZEPOINT_WORKER__FLUSH_INTERVAL_MS": "300"})
 async def late_commits(stage: Stage) -> None:
     """Beside the table: a commit that was given up reaches the broker within the next transaction."""
-    rounds, delivered = max(2, round(stage.seconds / 10)), 0
-    author = rollouts(stage.profile(prompt_tokens=(2_000, 4_000), generation_tokens=(500, 1_000)))
+    rounds, delivered = max(1, round(stage.seconds / 20)), 0
+    author = rollouts(stage.profile(prompt_tokens=(10_000, 20_000), generation_tokens=(500, 1_000)))
     async with stage.broker.proxy() as proxy:
         stage.fleet.start("worker")
         await stage.fleet.until_acquired(stage.partitions)
