@@ -145,6 +145,17 @@ class Faults:
         partition = self.rng.randrange(self.broker.partitions)
         log = self.broker.log(Topic.TOKENS, partition)
         start = self.rng.randint(log.start, log.stable)
-        needed = log.read(max(self.broker.monitor.watermark(partition), log.start), start)
-        self.lost.setdefault(partition, set()).update(record.key for record in needed)
+        watermark = self.broker.monitor.watermark(partition)
+        if start > watermark:
+            needed = {record.key for record in log.read(max(watermark, log.start), start)}
+            self.lost.setdefault(partition, set()).update(needed, self._doubtful(partition, start))
         log.truncate(start)
+
+    def _doubtful(self, partition: int, start: int) -> set[bytes]:
+        """The open rollouts that the next owner cannot know to be whole: it has not seen all that is gone."""
+        return {
+            name.encode()
+            for name, decision in self.broker.monitor.ledger[partition].items()
+            if 0 <= decision.first_offset < start
+            and (decision.carried is None or decision.carried.through < start - 1)
+        }
