@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 from multiprocessing import Pool
@@ -27,6 +28,7 @@ def main() -> int:
 
 
 def _run_all(seeds: range, processes: int) -> int:
+    before = _cpu_s()
     began, failed, virtual_s, results = time.monotonic(), 0, 0.0, 0
     with Pool(processes) as pool:
         for outcome in pool.imap_unordered(run_seed, seeds, chunksize=4):
@@ -34,12 +36,19 @@ def _run_all(seeds: range, processes: int) -> int:
             failed += bool(outcome.violations)
             virtual_s += outcome.virtual_s
             results += outcome.results
+        pool.close()
+        pool.join()
     took_s = time.monotonic() - began
     _say(
         f"{len(seeds)} seeds, {failed} failed; {results} results, {virtual_s / 3600:.0f} virtual hours in {took_s:.0f} s, "
-        f"{len(seeds) / took_s:.1f} seeds a second"
+        f"{len(seeds) / took_s:.1f} seeds a second, {_cpu_s() - before:.0f} s of CPU"
     )
     return int(bool(failed))
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _report(outcome: Outcome) -> None:
@@ -49,6 +58,7 @@ def _report(outcome: Outcome) -> None:
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import random
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint_schemas.topics import Topic, TopicNames
 from tests.simulation.groups import GroupCoordinator
-from tests.simulation.log import Log
+from tests.simulation.log import Log, Transaction
 from tests.simulation.monitor import Monitor
 from tests.simulation.network import Network
 from tests.simulation.trace import Trace
@@ -32,7 +32,7 @@ class Broker:
             for topic in Topic
             for partition in range(partitions)
         }
-        self.transactions = TransactionCoordinator(rng, self.monitor.committed)
+        self.transactions = TransactionCoordinator(rng, self._committed)
         self.group = GroupCoordinator(partitions)
 
     def log(self, topic: Topic, partition: int) -> Log:
@@ -47,7 +47,14 @@ class Broker:
 
     def commit_offset(self, member_id: str, generation: int, partition: int, offset: int) -> None:
         self.group.commit(member_id, generation, partition, offset)
+        if self.group.owns(member_id, partition):
+            self.monitor.proved(member_id.rpartition("-")[0], partition)
         self.monitor.offset_committed(partition, offset, self.log(Topic.TOKENS, partition).start)
+
+    def _committed(self, transaction: Transaction) -> None:
+        if not transaction.transactional_id.startswith("foreign."):
+            process, at = self.transactions.begun[transaction.transactional_id, transaction.epoch]
+            self.monitor.committed(transaction, process, at)
 
     def _clock_ms(self) -> int:
         return EPOCH_MS + int(self._loop.time() * 1000) + self.skew_ms

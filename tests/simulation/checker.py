@@ -15,8 +15,8 @@ from tests.simulation.log import Stored
 from tests.simulation.monitor import Progress, PublishedResult
 from tests.simulation.plan import Plan
 
-DECIDED_S = 250.0
-"""How long a time-out may be on its way to its commit: behind slow builds and a broker that does not answer."""
+SEEN_S = 20.0
+"""How old the answer may be that nothing more is there when a worker decides that a rollout timed out."""
 
 EARLY = 0.97
 """The clock of a partition ticks a hundred times in a timeout, and a record counts from the tick before it."""
@@ -39,6 +39,7 @@ class Checker:
     plan: Plan
     broker: Broker
     lost: dict[int, set[bytes | None]]
+    timeouts: list[tuple[float, int, str]]
 
     def check(self) -> Iterator[str]:
         for name in self.broker.transactions.open:
@@ -208,10 +209,13 @@ class Checker:
                 if stored.record is not None and stored.record.key == name.encode()
             ]
             last_s = max(stored.visible_at for stored in own if stored.offset <= offset)
-            if item.at - last_s <= EARLY * self.plan.settings.rollout_timeout_s:
-                yield f"{name} timed out after {item.at - last_s:.1f} s"
+            decided_s = max(
+                at for at, *whose in self.timeouts if whose == [facts.partition, name] and at <= item.at
+            )
+            if decided_s - last_s <= EARLY * self.plan.settings.rollout_timeout_s:
+                yield f"{name} timed out after {decided_s - last_s:.1f} s"
             for stored in own:
-                if stored.offset > offset and stored.visible_at < item.at - DECIDED_S:
+                if stored.offset > offset and stored.visible_at < decided_s - SEEN_S:
                     yield f"{name} timed out at {offset}, although offset {stored.offset} was there"
 
 

@@ -99,9 +99,17 @@ class Faults:
             self.broker.network.cut.discard(process)
 
     async def _loss(self) -> None:
-        self.broker.network.loss = self.rng.choice([0.02, 0.1, 0.3])
+        network = self.broker.network
+        network.losing = self.rng.choice(["", "produce", "commit", "commit transaction", "end", "join", "append"])
+        network.loss = self.rng.choice([0.02, 0.1, 0.3])
         await self._for(10.0, 60.0)
-        self.broker.network.loss = 0.0
+        network.loss = 0.0
+
+    async def _slowness(self) -> None:
+        """Requests cross each other's way."""
+        self.broker.network.slowness_s = self.rng.choice([0.2, 1.0, 5.0])
+        await self._for(10.0, 60.0)
+        self.broker.network.slowness_s = 0.0
 
     async def _stall(self) -> None:
         """A client that gets no records for a while, although everything else works."""
@@ -131,7 +139,7 @@ class Faults:
         event = CallIntent(rollout_id=key, model_call_id="0-0")
         record = OutputRecord(Topic.TOKENS, key.encode(), codec.encode_event(event))
         name, transactions = f"foreign.{partition}", self.broker.transactions
-        epoch = await transactions.initialise(name)
+        epoch = await transactions.initialise(name, "foreign")
         try:
             await transactions.produce(name, epoch, self.broker.log(Topic.TOKENS, partition), [(0, record)])
             await self._for(1.0, 70.0)
@@ -145,6 +153,17 @@ class Faults:
         partition = self.rng.randrange(self.broker.partitions)
         log = self.broker.log(Topic.TOKENS, partition)
         start = self.rng.randint(log.start, log.stable)
-        needed = log.read(max(self.broker.monitor.watermark(partition), log.start), start)
-        self.lost.setdefault(partition, set()).update(record.key for record in needed)
+        watermark = self.broker.monitor.watermark(partition)
+        if start > watermark:
+            needed = {record.key for record in log.read(max(watermark, log.start), start)}
+            self.lost.setdefault(partition, set()).update(needed, self._doubtful(partition, start))
         log.truncate(start)
+
+    def _doubtful(self, partition: int, start: int) -> set[bytes]:
+        """The open rollouts that the next owner cannot know to be whole: it has not seen all that is gone."""
+        return {
+            name.encode()
+            for name, decision in self.broker.monitor.ledger[partition].items()
+            if 0 <= decision.first_offset < start
+            and (decision.carried is None or decision.carried.through < start - 1)
+        }

@@ -44,6 +44,7 @@ class GroupCoordinator:
         self.offsets: dict[int, int] = {}
         self._partitions = partitions
         self._members: dict[str, _Member] = {}
+        self._assigned: dict[str, list[int]] = {}
         self._rebalancing = False
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
@@ -88,6 +89,10 @@ class GroupCoordinator:
             raise IllegalGenerationError(f"the group is at generation {self.generation}, not {generation}")
         self.offsets[partition] = offset
 
+    def owns(self, member_id: str, partition: int) -> bool:
+        """Whether the partition is that member's in the current generation."""
+        return partition in self._assigned.get(member_id, ())
+
     def _member(self, member_id: str) -> _Member:
         member = self._members.get(member_id)
         if member is None:
@@ -116,7 +121,7 @@ class GroupCoordinator:
         self._rebalancing = False
         self.generation += 1
         self._members = {name: member for name, member in self._members.items() if member.joining is not None}
-        shares = self._shares(sorted(self._members))
+        self._assigned = shares = self._shares(sorted(self._members))
         for name, member in self._members.items():
             joining, member.joining = member.joining, None
             member.seen_at = self._loop.time()

@@ -43,7 +43,7 @@ class Publisher:
         epoch = await self._broker.network.request(
             self._process,
             f"init {self._transactional_id}",
-            lambda: transactions.initialise(self._transactional_id),
+            lambda: transactions.initialise(self._transactional_id, self._process.name),
         )
         self._epoch = None if self.ended else epoch
 

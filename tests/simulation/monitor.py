@@ -62,6 +62,7 @@ class Monitor:
         self.commits = 0
         self._now = now
         self._effects: defaultdict[int, int] = defaultdict(lambda: -1)
+        self._proofs: defaultdict[tuple[str, int], float] = defaultdict(lambda: -1.0)
         self._seen: set[tuple[int, str, int]] = set()
 
     def violated(self, what: str) -> None:
@@ -72,12 +73,16 @@ class Monitor:
         progress = self.progress[partition]
         return progress[-1].record.watermark if progress else 0
 
-    def committed(self, transaction: Transaction) -> None:
-        """A transaction is decided: from here on it counts."""
-        if not transaction.transactional_id.startswith("tokens."):
-            return  # a producer of tokens that likes transactions
+    def proved(self, process: str, partition: int) -> None:
+        """The group took a commit of its owner."""
+        self._proofs[process, partition] = self._now()
+
+    def committed(self, transaction: Transaction, process: str, begun_at: float) -> None:
+        """A transaction is decided: from here on it counts. Its producer was started by that process at that time."""
         self.commits += 1
         partition = int(transaction.transactional_id.rpartition(".")[2])
+        if self._proofs[process, partition] < begun_at:
+            self.violated(f"{process} publishes for partition {partition} without a proof that it owns it")
         parts = PartAssembler(VALUE_BYTES_MAX)
         for _, record in sorted(transaction.records, key=lambda item: item[0]):
             match record.topic:

@@ -23,13 +23,16 @@ NOTICED_S = 1.0
 
 @dataclass(slots=True)
 class Network:
-    """``down``: the broker is. ``cut``: who cannot reach it. ``loss``: how often a request or its answer is lost."""
+    """``down``: the broker is. ``cut``: who cannot reach it. ``loss``: how often a request or its answer is lost, of those
+    whose names begin with ``losing``. ``slowness_s``: how much longer than usual everything may take."""
 
     rng: random.Random
     trace: Trace
     down: bool = False
     cut: set[Process] = field(default_factory=set)
     loss: float = 0.0
+    losing: str = ""
+    slowness_s: float = 0.0
     _context: contextvars.Context = field(default_factory=contextvars.Context)
 
     def reaches(self, process: Process) -> bool:
@@ -49,7 +52,7 @@ class Network:
         process.require_alive()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        arrives_s, answered = self._fate(process)
+        arrives_s, answered = self._fate(process, name)
         if arrives_s is not None:
             arrive = _Arrival(self, process, name, serve, answer if answered else None)
             loop.call_later(arrives_s, arrive, context=self._context)
@@ -57,20 +60,20 @@ class Network:
             self.trace(process.name, f"{name}: {'request' if arrives_s is None else 'answer'} gets lost")
             if self.rng.random() < 0.7:
                 loop.call_later(self.rng.random() * NOTICED_S, _disconnect, answer, name)
+        timer = loop.call_later(timeout_s, _give_up, answer, name)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise BrokerUnavailableError(f"no answer to {name} in time") from None
+            return await answer
+        finally:
+            timer.cancel()
 
     def latency_s(self) -> float:
-        return self.rng.random() ** 2 * LATENCY_S
+        return self.rng.random() ** 2 * (LATENCY_S + self.slowness_s)
 
-    def _fate(self, process: Process) -> tuple[float | None, bool]:
+    def _fate(self, process: Process, name: str) -> tuple[float | None, bool]:
         """After how many seconds the request arrives, if it does, and whether its answer does."""
         if not self.reaches(process):
             return None, False
-        if self.loss and self.rng.random() < self.loss:
+        if self.loss and name.startswith(self.losing) and self.rng.random() < self.loss:
             match self.rng.randrange(3):
                 case 0:
                     return None, False
@@ -79,6 +82,11 @@ class Network:
                 case _:
                     return self.rng.random() * LATE_S, True
         return self.latency_s(), True
+
+
+def _give_up(answer: asyncio.Future[Any], name: str) -> None:
+    if not answer.done():
+        answer.set_exception(BrokerUnavailableError(f"no answer to {name} in time"))
 
 
 def _disconnect(answer: asyncio.Future[Any], name: str) -> None:

@@ -24,6 +24,9 @@ FAULTS = (
     "loss",
     "loss",
     "loss",
+    "slowness",
+    "slowness",
+    "stall",
     "stall",
     "offsets_deleted",
     "compaction",
@@ -56,7 +59,7 @@ class Plan:
     def draw(cls, seed: int) -> Plan:
         rng = random.Random(f"plan {seed}")
         timeout_s = rng.choice([40.0, 60.0, 100.0, 100.0, 300.0, 3_600.0])
-        active_s = rng.uniform(20.0, 120.0)
+        active_s = rng.uniform(15.0, 70.0)
         truncates = rng.random() < 0.08
         faults = [(rng.uniform(0.0, active_s), rng.choice(FAULTS)) for _ in range(rng.randint(2, 10))]
         if truncates:
@@ -68,7 +71,7 @@ class Plan:
             producers=rng.randint(2, 4),
             rollouts=rng.randint(6, 14),
             active_s=active_s,
-            build_delay_s=rng.choice([0.0, 1.0, 10.0]),
+            build_delay_s=rng.choice([0.0, 1.0, 10.0, 30.0]),
             output_bytes_max=rng.choice([2_048, 1_000_000]),
             slow_feed=rng.random() < 0.5,
             truncates=truncates,
@@ -89,7 +92,7 @@ def _settings(rng: random.Random, timeout_s: float) -> dict[str, Any]:
         "replay_bytes_max": rng.choice([0, 500, 4_000, 1 << 24]),
         "inline_build_bytes_max": rng.choice([0, 4_000, 1 << 20]),
         "rollout_timeout_s": timeout_s,
-        "stall_timeout_s": rng.choice([50.0, 600.0]),
+        "stall_timeout_s": rng.choice([50.0, 600.0, 600.0]),
         "shutdown_timeout_s": rng.choice([1.0, 30.0]),
         "topic_check_interval_s": 20.0,
     }

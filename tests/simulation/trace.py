@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 class Trace:
-    """``show``: where to print lines as they come."""
+    """``show``: where to print lines as they come. ``timeouts``: when a worker decided that, of which partition and id."""
 
     def __init__(self, now: Callable[[], float], show: Callable[[str], None] | None = None) -> None:
-        self.lines = 0
-        self._now = now
+        self.timeouts: list[tuple[float, int, str]] = []
+        self.now = now
         self._show = show
         self._hash = hashlib.blake2b(digest_size=16)
 
@@ -20,8 +20,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def __call__(self, who: str, what: str) -> None:
-        line = f"{self._now():12.4f} {who:<10} {what}"
-        self.lines += 1
+        line = f"{self.now():12.4f} {who:<10} {what}"
         self._hash.update(line.encode())
         if self._show is not None:
             self._show(line)

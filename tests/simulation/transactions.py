@@ -28,9 +28,13 @@ class _Owner:
 
 
 class TransactionCoordinator:
-    """``on_commit`` is told of every transaction when it is decided, which is when it cannot be undone any more."""
+    """``on_commit`` is told of every transaction when it is decided, which is when it cannot be undone any more.
+
+    ``begun``: who asked for an epoch, and when.
+    """
 
     def __init__(self, rng: random.Random, on_commit: Callable[[Transaction], None]) -> None:
+        self.begun: dict[tuple[str, int], tuple[str, float]] = {}
         self._rng = rng
         self._on_commit = on_commit
         self._owners: dict[str, _Owner] = {}
@@ -42,11 +46,12 @@ class TransactionCoordinator:
         """Transactional ids whose transaction has not ended."""
         return [name for name, owner in self._owners.items() if owner.current is not None]
 
-    async def initialise(self, transactional_id: str) -> int:
+    async def initialise(self, transactional_id: str, process: str) -> int:
         """A new epoch: fences whoever had the id, and answers once its transaction is settled."""
         owner = self._owners.setdefault(transactional_id, _Owner())
         owner.epoch += 1
         epoch = owner.epoch
+        self.begun[transactional_id, epoch] = process, self._loop.time()
         if owner.current is not None and owner.current.state is TxnState.OPEN:
             self._end(owner, owner.current, commit=False)
         await self._settled(owner)

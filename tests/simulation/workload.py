@@ -106,13 +106,14 @@ class Workload:
 
     async def _rollout(self, rollout_id: str) -> None:
         await self._pause(self.plan.active_s * 0.6)
-        for life in range(self.rng.choice([1, 1, 1, 2, 3])):
+        hasty = self.rng.random() < 0.4
+        for life in range(self.rng.choice([1, 1, 1, 2, 3, 5])):
             if life and self.rng.random() < 0.9:
                 await self._send(self._clear(rollout_id))
             elif not life and self.rng.random() < 0.2:
                 await self._send(self._dispatch(rollout_id))
             await self._life(rollout_id, life)
-            await self._pause(self.plan.active_s * 0.2)
+            await self._pause(self.plan.active_s * (0.01 if hasty else 0.2))
 
     async def _life(self, rollout_id: str, life: int) -> None:
         calls = Agent(self.rng, rollout_id, life).work()

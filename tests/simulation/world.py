@@ -100,6 +100,7 @@ class World:
         self.plan = plan
         self.broker = Broker(random.Random(f"broker {plan.seed}"), plan.partitions, trace)
         self.violations: list[str] = []
+        self._trace = trace
         self._spool = spool
         self._visitors: list[Host] = []
         self._hosts = [self._host(f"worker{number}") for number in range(plan.workers)]
@@ -124,8 +125,9 @@ class World:
         await asyncio.sleep(LATE_S)  # a repeated append may still be on its way
         await self._settle()
         await asyncio.gather(*(host.shut_down() for host in self._hosts if host.runs))
-        await asyncio.sleep(2 * TIMEOUT_S)  # what a loss left open ends by its timeout
-        checker = Checker(self.plan, self.broker, self._faults.lost)
+        if self.broker.transactions.open:
+            await asyncio.sleep(2 * TIMEOUT_S)  # what a loss left open ends by its timeout
+        checker = Checker(self.plan, self.broker, self._faults.lost, self._trace.timeouts)
         self.violations += [*self.broker.monitor.violations, *checker.check()]
         for host in (*self._hosts, *self._visitors):
             self.violations += host.leftovers()
@@ -176,6 +178,8 @@ def _logging_to(trace: Trace) -> Iterator[None]:
         if process is not None and process.alive:
             name = event.pop("event")
             trace(process.name, f"log {name} {sorted(event.items())}")
+            if name == "rollout_timed_out":
+                trace.timeouts.append((trace.now(), event["partition"], event["rollout_id"]))
         raise structlog.DropEvent
 
     before = structlog.get_config()
