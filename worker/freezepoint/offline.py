@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from freezepoint.building import result_of
 from freezepoint.captures import capture_files, captured_rollout, holds_entries, known_beside, untorn
-from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.ledger import Verdict
@@ -126,12 +126,7 @@ class OfflineBuilder:
         closing = log.closing
         if self.model is not None and isinstance(closing, RolloutComplete) and closing.model is None:
             log = replace(log, closing=closing.model_copy(update={"model": self.model}))
-        return build_result(
-            log,
-            builder=self.settings.builder,
-            delivery=self.settings.delivery,
-            trace_tokens_max=self.settings.trace_tokens_max,
-        )
+        return result_of(log, self.settings)
 
     def _lost(self, letter: DeadLetter, rollout_id: str, where: str) -> None:
         if self.on_lost is not None:

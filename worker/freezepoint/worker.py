@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from freezepoint.errors import BrokerError
-from freezepoint.guard import TopicGuard
+from freezepoint.guard import MaskAlarm, TopicGuard
 from freezepoint.memory import MemoryBudget
 from freezepoint.session import Session
 from freezepoint.settings import WorkerSettings
@@ -99,10 +99,12 @@ class Worker:
         member = await self.transport.join(self.settings.group)
         name = self.transport.names[Topic.TOKENS]
         session = Session(member, name, self.settings, executor, memory, self.counts)
+        alarm = MaskAlarm.of(self.settings, self.counts)
         try:
             while not stop.is_set():
                 await session.turn()
                 await guard.check_if_due()
+                alarm.look(self.counts)
                 self._report(session)
                 if until_idle and await session.idle():
                     break
