@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freezepoint.core.build import ALL_TRACES, build_result
+from freezepoint.core.build import ALL_TRACES, Leniency, build_result
 from freezepoint.core.prefixes import PrefixTree, nearest_ends
 from freezepoint.core.projection import trace_response
 from freezepoint.core.snapshot import take_snapshot
@@ -172,6 +172,32 @@ def test_evidence_loses_no_sampled_token_without_a_reason(
         account = result.diagnostics.get("tokens", {})
         captured = account.pop("captured", 0)
         assert captured == sum(account.values()) == sum(call.generation_token_ids.size for call in entries)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 8), st.booleans()), min_size=1, max_size=9), st.data())
+def test_a_chain_that_is_kept_though_calls_were_lost_is_the_whole_chain(
+    made: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    """Calls that truly continue each other and say so; some are lost. What is kept is what would have been without losses."""
+    entries: list[TokenEntry] = []
+    for number, (wanted, _) in enumerate(made):
+        parent = entries[wanted] if 0 <= wanted < number else None
+        prompt = [*(cumulative(parent) if parent else []), data.draw(_TOKENS)]
+        named = parent.model_call_id if parent else None
+        entries.append(entry("r", f"c{number}", prompt, [data.draw(_TOKENS)], parent_call_id=named))
+    terminal = data.draw(st.sampled_from(entries)).model_call_id
+    closing = complete("r", terminal_call_id=terminal, n_calls=len(entries))
+    lost = [call.model_call_id for call, (_, is_lost) in zip(entries, made, strict=True) if is_lost]
+    log = frozen(
+        [call for call in entries if call.model_call_id not in lost], closing, intents=frozenset(lost)
+    )
+    whole = build_result(frozen(entries, closing))
+    kept = build_result(log, leniency=Leniency(keep_attributed=True))
+    if not kept.mask_sample:
+        assert [span.call_id for span in kept.traces[0].spans] == [
+            span.call_id for span in whole.traces[0].spans
+        ]
+        assert kept.traces[0].token_ids.tolist() == whole.traces[0].token_ids.tolist()
 
 
 @given(rollouts(), st.randoms(use_true_random=False))

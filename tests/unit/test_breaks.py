@@ -89,6 +89,22 @@ def test_one_conversation_has_no_break() -> None:
     assert breaks(*calls("a:[1]->[2] b:[1,2,3]->[4] c:[1,2,9]->[5]")) == []
 
 
+def test_a_drift_in_a_later_turn_looks_like_a_fork() -> None:
+    follow = entry("r", "follow", [*GIVEN, *SAMPLED, *MORE], list(range(500, 530)), created_at=2.0)
+    drifted = [*GIVEN, *SAMPLED, *MORE, *range(500, 520), 7, *range(522, 530), *range(600, 620)]
+    third = entry("r", "third", drifted, [9], created_at=3.0)
+    [found] = breaks(first(), follow, third)
+    assert (found["call_id"], found["earlier_call_id"], found["position"]) == ("third", "follow", 110)
+    assert found["likely"] == Likely.RETOKENIZATION
+
+
+def test_a_retry_and_a_fork_behind_a_whole_turn_are_no_breaks() -> None:
+    notation = (
+        "a:[1]->[2,3] b:[1,2,3,4]->[5] retry:[1,2,3,4]->[6] fork:[1,2,3,7]->[8] next:[1,2,3,4,5,9]->[10]"
+    )
+    assert breaks(*calls(notation)) == []
+
+
 def test_only_the_first_breaks_are_looked_at() -> None:
     entries = [entry("r", f"c{n}", [n], [50], created_at=float(n)) for n in range(BREAKS_MAX + 5)]
     assert len(breaks(*entries)) == BREAKS_MAX

@@ -306,6 +306,11 @@ def test_a_chain_of_one_call_needs_a_rollout_that_names_parents() -> None:
     assert not lossy(entries, **log).mask_sample
 
 
+def test_a_producer_that_is_silent_about_some_parents_proves_nothing() -> None:
+    entries = named("a:[1]->[2] b:[1,2,3]->[4] s:[70]->[71] s2:[70,71,72]->[73]", {"b": "a"})
+    assert lossy(entries, intents=frozenset({"lost"})).mask_sample
+
+
 def test_losses_mask_where_nothing_else_was_asked_for() -> None:
     log = frozen(named(KILLED, PARENTS), complete("r", terminal_call_id="b"), intents=frozenset({"lost"}))
     assert build_result(log).reasons == [Reason.DANGLING_INTENT]

@@ -216,9 +216,7 @@ def test_routes_that_fit_no_tokens_mask_only_where_that_is_wanted(
     *others, last = calls(notation)
     entries = [*others, last.model_copy(update={"routed_experts": _rows(1)})]
     assert Reason.ROUTES_MISMATCH not in build_result(frozen(entries), delivery=delivery).reasons
-    strict = build_result(
-        frozen(entries), delivery=delivery, leniency=Leniency(mask_routes_mismatch=True)
-    )
+    strict = build_result(frozen(entries), delivery=delivery, leniency=Leniency(mask_routes_mismatch=True))
     assert (Reason.ROUTES_MISMATCH in strict.reasons) == masked
     assert all(trace.routed_experts is None for trace in strict.traces)
 
@@ -246,8 +244,17 @@ def test_a_refit_in_the_middle_is_told_and_rejects_nothing(versions: list[Any], 
 
 def test_images_and_reasoning_come_through_byte_for_byte() -> None:
     items = [
-        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA\u2028\u0000é", "status": None},
-        {"type": "message", "content": [{"type": "input_image", "image": "data:image/png;base64,iVBORw0KGgo="}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "encrypted_content": "gAAA\u2028\u0000é",
+            "status": None,
+        },
+        {
+            "type": "message",
+            "content": [{"type": "input_image", "image": "data:image/png;base64,iVBORw0KGgo="}],
+        },
         {"type": "function_call", "arguments": '{"a":1.0,"b":[null,{}]}', "n": 1e-9, "big": 2**53 + 1},
     ]
     placeholder = 151_655

@@ -42,12 +42,13 @@ class OfflineBuilder:
     """A worker's fold and build over lines of files.
 
     ``model``: for rollouts whose complete event names none. ``on_lost`` hears of lines that mask their rollout or
-    came after its end.
+    came after its end, ``on_built`` of every log with its result.
     """
 
     settings: WorkerSettings
     model: str | None = None
     on_lost: Callable[[str], None] | None = None
+    on_built: Callable[[FrozenLog, Result], None] | None = None
     unusable: int = 0
     """Lines that name no rollout."""
     _core: PartitionCore = field(init=False)
@@ -116,6 +117,8 @@ class OfflineBuilder:
         for effect in self._core.feed(record):
             if isinstance(effect, Freeze):
                 result = self._build(effect.log)
+                if self.on_built is not None:
+                    self.on_built(effect.log, result)
                 self._core.take([(effect, Verdict.of(result))])
                 yield result
             else:

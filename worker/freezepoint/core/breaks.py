@@ -1,8 +1,14 @@
 """Where a conversation broke: why a call is a root although others came before it.
 
-Everything here is a guess for people, called ``likely``; nothing is decided by it. For each root but the first, and for
-each call whose named parent its prompt does not begin with, the earlier call that it shares the most leading tokens with
-is found in the prefix tree, and the first difference is looked at from both sides.
+Everything here is a guess for people, called ``likely``; nothing is decided by it. Looked at are
+
+- each root but the first;
+- each call whose named parent its prompt does not begin with;
+- each call that hangs under an older one than it was meant to: its prompt holds all of some earlier call's prompt and
+  differs in what that one sampled, so that it seems to fork from before it.
+
+The earlier call that it shares the most leading tokens with is found in the prefix tree, and the first difference is looked
+at from both sides.
 """
 
 from __future__ import annotations
@@ -75,13 +81,20 @@ def _broken(
         if link.how is How.MISMATCH:
             named = linked[call.entry.parent_call_id or ""]
             yield call, named, _shared(call, named), True
-        elif link.call_id is None and passed:
+        elif passed:
             node = next(node for node in _upwards(call.prompt_node) if node in passed)
-            yield call, passed[node], node.depth, False
+            if link.call_id is None or _differs_in_sampled(call, passed[node], node):
+                yield call, passed[node], node.depth, False
         for node in _upwards(call.end_node):
             if node in passed:
                 break
             passed[node] = call
+
+
+def _differs_in_sampled(call: ResolvedCall, earlier: ResolvedCall, node: Node) -> bool:
+    """Whether the prompt leaves the earlier call's tokens in the middle of its generation, or at once behind its prompt."""
+    inside = earlier.prompt_length <= node.depth < earlier.cumulative_length
+    return inside and node is not call.prompt_node
 
 
 def _creation(call: ResolvedCall) -> tuple[float, int, str]:

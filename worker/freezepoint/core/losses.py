@@ -4,8 +4,9 @@ A harness that is killed at its timeout leaves calls behind that were announced 
 rollout for them is safe and often wasteful. The chain that was scored is known to be whole when
 
 1. the complete event names its last call, and that call is recorded, with tokens;
-2. each of its calls but the first was sent with its parent's id, and the tokens agree; the first was sent without one,
-   while some call of the rollout was sent with one, so that the silence says "no parent" and not "unknown";
+2. each of its calls but the first was sent with its parent's id, and the tokens agree; the first was sent without one, and
+   that means "no parent" and not "unknown": some call of the rollout was sent with one, and none that continues a recorded
+   call was sent without;
 3. every lost call has a name (dangling intents, incomplete marks with a call id), and none of them is on the chain;
 4. where the complete event counts calls, the recorded and the lost ones together are that many.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from freezepoint.core.builder import MAIN, BuildOutput
+from freezepoint.core.builder import MAIN, BuildOutput, Parent
 from freezepoint.core.forest import How
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.snapshot import Snapshot
@@ -63,4 +64,10 @@ def _is_proved(snapshot: Snapshot, output: BuildOutput) -> bool:
         and root.entry.parent_call_id is None
         and all(output.links[call.call_id].how is How.VERIFIED for call in later)
         and any(link.how is How.VERIFIED for link in output.links.values())
+        and not any(_is_silent(link) for link in output.links.values())
     )
+
+
+def _is_silent(link: Parent) -> bool:
+    """The call continues a recorded one, and its producer did not say so."""
+    return link.how in (How.INFERRED, How.AMBIGUOUS) and not link.recovered
