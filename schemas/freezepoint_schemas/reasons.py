@@ -44,6 +44,8 @@ class Reason(StrEnum):
     """Every path from a root to a leaf crosses a quarantined call."""
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     """Every generation is empty."""
+    ROUTES_MISMATCH = "routes_mismatch"
+    """A call's routed experts are not one row per token (masks only where the worker is told so)."""
     BUILDER_NOT_DELIVERABLE = "builder_not_deliverable"
     """The builder can return several trajectories, the delivery takes one."""
     BUILDER_FAILED = "builder_failed"

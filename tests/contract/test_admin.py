@@ -58,3 +58,12 @@ async def test_check_creates_nothing(cluster: Cluster) -> None:
     await admin.apply(topic_specs(TopicNames(f"{cluster.names.prefix}others."), 1))
     await admin.check(cluster.specs(1))
     assert not any(finding.ok for finding in await admin.check(cluster.specs(1)))
+
+
+async def test_the_retention_is_told(cluster: Cluster) -> None:
+    admin = (await cluster.with_topics(partitions=1)).admin()
+    day_ms = 24 * 60 * 60 * 1000
+    assert await admin.retention_ms(Topic.TOKENS) == 7 * day_ms
+    forever = [replace(spec, config={**spec.config, "retention.ms": "-1"}) for spec in cluster.specs(1)]
+    await admin.apply(forever)
+    assert await admin.retention_ms(Topic.TOKENS) is None

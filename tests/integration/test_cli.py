@@ -25,6 +25,8 @@ COMMANDS = [
     "topics apply",
     "topics check",
     "results",
+    "inspect",
+    "report",
     "build",
     "config",
 ]

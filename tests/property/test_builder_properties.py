@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freezepoint.core.build import ALL_TRACES, build_result
+from freezepoint.core.build import ALL_TRACES, Leniency, build_result
 from freezepoint.core.prefixes import PrefixTree, nearest_ends
 from freezepoint.core.projection import trace_response
 from freezepoint.core.snapshot import take_snapshot
@@ -17,7 +17,7 @@ from freezepoint_schemas.events import TokenEntry
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 from tests import naive
-from tests.events import entry
+from tests.events import complete, entry
 from tests.frozen_logs import by_reference, cumulative, frozen, recoded
 
 _TOKENS = st.integers(0, 2)
@@ -41,6 +41,37 @@ def rollouts(draw: st.DrawFn) -> list[TokenEntry]:
     return entries
 
 
+@st.composite
+def evident_rollouts(draw: st.DrawFn) -> tuple[list[TokenEntry], str | None]:
+    """As above, with parents that are named rightly, wrongly or for calls that do not exist, and mostly a terminal."""
+    entries = draw(rollouts())
+    ids = [call.model_call_id for call in entries]
+    named = []
+    for call in entries:
+        prefixes = [
+            other.model_call_id
+            for other in entries
+            if call.prompt_token_ids.tolist()[: len(cumulative(other))] == cumulative(other)
+        ]
+        choices: list[str | None] = [None, *prefixes, *prefixes, draw(st.sampled_from([*ids, "gone"]))]
+        named.append(call.model_copy(update={"parent_call_id": draw(st.sampled_from(choices))}))
+    return named, draw(st.sampled_from([None, *ids]))
+
+
+def _evident(entries: list[TokenEntry], terminal: str | None, delivery: str = ALL_TRACES) -> Result:
+    return build_result(frozen(entries, complete("r", terminal_call_id=terminal)), delivery=delivery)
+
+
+def _paths(result: Result) -> list[tuple[str, list[str]]]:
+    return [
+        (
+            trace.role,
+            [s.call_id for s in sorted((*trace.shared, *trace.spans), key=lambda s: s.start)],
+        )
+        for trace in result.traces
+    ]
+
+
 def _spans(result: Result) -> list[tuple[str, list[int]]]:
     return [
         (span.call_id, trace.token_ids[span.start : span.end].tolist())
@@ -49,18 +80,24 @@ def _spans(result: Result) -> list[tuple[str, list[int]]]:
     ]
 
 
+def _check_ownership(entries: list[TokenEntry], result: Result) -> None:
+    """Each call's generation is trained exactly once and as it was sampled, or a reason says why not."""
+    owned = _spans(result)
+    generations = {call.model_call_id: call.generation_token_ids.tolist() for call in entries}
+    assert len({call_id for call_id, _ in owned}) == len(owned)
+    assert all(generations[call_id] == tokens for call_id, tokens in owned)
+    lost = result.diagnostics.get("not_delivered", {})
+    in_traces = result.diagnostics["generated_tokens_in_traces"]
+    assert in_traces == sum(len(tokens) for _, tokens in owned)
+    assert in_traces + sum(part["tokens"] for part in lost.values()) == sum(map(len, generations.values()))
+    assert len(owned) + sum(part["calls"] for part in lost.values()) == len(entries)
+
+
 @given(rollouts())
 def test_the_naive_rules_agree(entries: list[TokenEntry]) -> None:
     result = build_result(frozen(entries), delivery=ALL_TRACES)
     expected = naive.build(entries)
-    paths = [
-        (
-            trace.role,
-            [s.call_id for s in sorted((*trace.shared, *trace.spans), key=lambda s: s.start)],
-        )
-        for trace in result.traces
-    ]
-    assert paths == expected.paths()
+    assert _paths(result) == expected.paths()
     assert result.unresolved_retries == expected.unresolved
     quarantined = {call.id: call.quarantined for call in expected.calls if call.quarantined}
     assert result.diagnostics.get("quarantined", {}) == quarantined
@@ -69,6 +106,98 @@ def test_the_naive_rules_agree(entries: list[TokenEntry]) -> None:
         assert result.metrics["chains"] == len(expected.chains)
         assert result.metrics["quarantined_calls"] == len(quarantined)
         assert result.metrics["empty_generation_calls"] == len(expected.empty)
+
+
+@given(evident_rollouts())
+def test_the_naive_rules_agree_with_evidence(rollout: tuple[list[TokenEntry], str | None]) -> None:
+    entries, terminal = rollout
+    result = _evident(entries, terminal)
+    expected = naive.build(entries, terminal)
+    assert _paths(result) == expected.paths()
+    assert result.unresolved_retries == expected.unresolved
+    said = result.diagnostics
+    assert said.get("quarantined", {}) == {
+        call.id: call.quarantined for call in expected.calls if call.quarantined
+    }
+    assert said.get("parent_mismatch", 0) == len(expected.links("mismatch"))
+    assert said.get("verified_parents", 0) == len(expected.links("verified"))
+    assert said.get("parent_recovered", 0) == sum(call.recovered for call in expected.calls)
+    after = [call for call in expected.calls if call.after_terminal]
+    assert said.get("not_delivered", {}).get("after_terminal", {}).get("calls", 0) == len(after)
+    if expected.calls:
+        assert result.metrics["roots"] == sum(call.parent is None for call in expected.calls)
+        assert result.metrics["chains"] == len(expected.chains)
+    single = _evident(entries, terminal, "single_response")
+    if terminal is not None and expected.calls:
+        assert single.reasons == ([] if expected.failure is None else [Reason(expected.failure)])
+
+
+@given(evident_rollouts())
+def test_a_single_response_trains_the_chain_that_was_scored(
+    rollout: tuple[list[TokenEntry], str | None],
+) -> None:
+    entries, terminal = rollout
+    result = _evident(entries, terminal, "single_response")
+    if terminal is None or result.mask_sample:
+        return
+    known = {call.model_call_id: call for call in entries}
+    (main,) = (trace for trace in result.traces if trace.role == "main")
+    last = known[main.spans[-1].call_id]
+    if known[terminal].generation_token_ids.size:
+        assert last is known[terminal]
+    else:
+        assert known[terminal].prompt_token_ids.tolist()[: len(cumulative(last))] == cumulative(last)
+    assert main.token_ids.tolist() == cumulative(last)
+
+
+@given(evident_rollouts(), st.randoms(use_true_random=False))
+def test_evidence_does_not_depend_on_order_or_encoding(
+    rollout: tuple[list[TokenEntry], str | None], random: Random
+) -> None:
+    entries, terminal = rollout
+    first = encode_result(_evident(entries, terminal))
+    assert encode_result(_evident(random.sample(entries, len(entries)), terminal)) == first
+    assert encode_result(_evident(by_reference(entries, random), terminal)) == first
+    assert encode_result(_evident([recoded(call, packed=True) for call in entries], terminal)) == first
+
+
+@given(evident_rollouts())
+def test_evidence_loses_no_sampled_token_without_a_reason(
+    rollout: tuple[list[TokenEntry], str | None],
+) -> None:
+    entries, terminal = rollout
+    for delivery in ("single_response", ALL_TRACES):
+        result = _evident(entries, terminal, delivery)
+        _check_ownership(entries, result)
+        account = result.diagnostics.get("tokens", {})
+        captured = account.pop("captured", 0)
+        assert captured == sum(account.values()) == sum(call.generation_token_ids.size for call in entries)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 8), st.booleans()), min_size=1, max_size=9), st.data())
+def test_a_chain_that_is_kept_though_calls_were_lost_is_the_whole_chain(
+    made: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    """Calls that truly continue each other and say so; some are lost. What is kept is what would have been without losses."""
+    entries: list[TokenEntry] = []
+    for number, (wanted, _) in enumerate(made):
+        parent = entries[wanted] if 0 <= wanted < number else None
+        prompt = [*(cumulative(parent) if parent else []), data.draw(_TOKENS)]
+        named = parent.model_call_id if parent else None
+        entries.append(entry("r", f"c{number}", prompt, [data.draw(_TOKENS)], parent_call_id=named))
+    terminal = data.draw(st.sampled_from(entries)).model_call_id
+    closing = complete("r", terminal_call_id=terminal, n_calls=len(entries))
+    lost = [call.model_call_id for call, (_, is_lost) in zip(entries, made, strict=True) if is_lost]
+    log = frozen(
+        [call for call in entries if call.model_call_id not in lost], closing, intents=frozenset(lost)
+    )
+    whole = build_result(frozen(entries, closing))
+    kept = build_result(log, leniency=Leniency(keep_attributed=True))
+    if not kept.mask_sample:
+        assert [span.call_id for span in kept.traces[0].spans] == [
+            span.call_id for span in whole.traces[0].spans
+        ]
+        assert kept.traces[0].token_ids.tolist() == whole.traces[0].token_ids.tolist()
 
 
 @given(rollouts(), st.randoms(use_true_random=False))
@@ -90,15 +219,17 @@ def test_order_encoding_and_repeats_do_not_matter(entries: list[TokenEntry], ran
 @given(rollouts())
 def test_every_sampled_token_is_trained_once_or_accounted_for(entries: list[TokenEntry]) -> None:
     result = build_result(frozen(entries), delivery=ALL_TRACES)
-    owned = _spans(result)
-    generations = {call.model_call_id: call.generation_token_ids.tolist() for call in entries}
-    assert len({call_id for call_id, _ in owned}) == len(owned)
-    assert all(generations[call_id] == tokens for call_id, tokens in owned)
-    lost = result.diagnostics.get("not_delivered", {})
-    in_traces = result.diagnostics["generated_tokens_in_traces"]
-    assert in_traces == sum(len(tokens) for _, tokens in owned)
-    assert in_traces + sum(part["tokens"] for part in lost.values()) == sum(map(len, generations.values()))
-    assert len(owned) + sum(part["calls"] for part in lost.values()) == len(entries)
+    _check_ownership(entries, result)
+
+
+@given(evident_rollouts())
+def test_each_result_says_what_masks_under_the_other_delivery(
+    rollout: tuple[list[TokenEntry], str | None],
+) -> None:
+    single = _evident(*rollout, "single_response")
+    every = _evident(*rollout)
+    assert single.diagnostics.get("reasons_as", {}).get(ALL_TRACES, single.reasons) == every.reasons
+    assert every.diagnostics.get("reasons_as", {}).get("single_response", every.reasons) == single.reasons
 
 
 @given(rollouts())

@@ -84,7 +84,7 @@ def test_unknown_names_mask(closing: RolloutComplete, name: str) -> None:
 
 
 def _raising(error: BaseException) -> Any:
-    def broken(_: Any) -> Any:
+    def broken(_: Any, __: Any) -> Any:
         raise error
 
     return broken

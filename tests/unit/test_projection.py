@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
-from freezepoint.core.build import ALL_TRACES, build_result
+from freezepoint.core.build import ALL_TRACES, Leniency, build_result
 from freezepoint.core.projection import response_form, trace_response
 from freezepoint_schemas.codec import decode_result, encode_result
 from freezepoint_schemas.events import TokenEntry
+from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result, Trace
+from tests.events import entry
 from tests.frozen_logs import calls, frozen, recoded
 
 FORK = "a:[1,2]->[3] b:[1,2,3,4]->[5] c:[1,2,3,9]->[6,7]"
@@ -191,6 +194,75 @@ def test_routes_that_do_not_align_stay_raw(routes: list[Any], mismatches: int) -
     assert result.diagnostics.get("routes_mismatch", 0) == mismatches
     for read in both_ways(result):
         assert routes_in_response(response_form(read)["rebuilt_response"]) == routes
+
+
+def test_a_padded_last_row_gives_way_to_the_one_that_routed_it() -> None:
+    """A server cannot know where its last token is routed before the next call processes it."""
+    routes = [_rows(1, 2, 0), _rows(1, 2, 33, 4, 0)]
+    result, trace = _only_trace(with_routes(CHAIN, routes))
+    assert trace.routed_experts is not None
+    assert trace.routed_experts.tolist() == routes[1]
+    for read in both_ways(result):
+        assert routes_in_response(response_form(read)["rebuilt_response"]) == routes
+
+
+@pytest.mark.parametrize(
+    ("notation", "delivery", "masked"),
+    [(CHAIN, "single_response", True), (FORK, "single_response", False), (FORK, ALL_TRACES, True)],
+)
+def test_routes_that_fit_no_tokens_mask_only_where_that_is_wanted(
+    notation: str, delivery: str, masked: bool
+) -> None:
+    *others, last = calls(notation)
+    entries = [*others, last.model_copy(update={"routed_experts": _rows(1)})]
+    assert Reason.ROUTES_MISMATCH not in build_result(frozen(entries), delivery=delivery).reasons
+    strict = build_result(frozen(entries), delivery=delivery, leniency=Leniency(mask_routes_mismatch=True))
+    assert (Reason.ROUTES_MISMATCH in strict.reasons) == masked
+    assert all(trace.routed_experts is None for trace in strict.traces)
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ([3, 4], {"min": 3, "max": 4, "distinct": 2}),
+        ([7, 7], {"min": 7, "max": 7, "distinct": 1}),
+        (["v2", 10], {"names": ["10", "v2"], "distinct": 2}),
+        ([None, 5], {"min": 5, "max": 5, "distinct": 1}),
+        ([None, None], None),
+    ],
+)
+def test_a_refit_in_the_middle_is_told_and_rejects_nothing(versions: list[Any], said: Any) -> None:
+    entries = [
+        call.model_copy(update={"policy_version": version})
+        for call, version in zip(calls(CHAIN), versions, strict=True)
+    ]
+    result, trace = _only_trace(entries)
+    assert not result.mask_sample
+    assert result.diagnostics.get("policy_versions") == said
+    assert [span.policy_version for span in trace.spans] == versions
+
+
+def test_images_and_reasoning_come_through_byte_for_byte() -> None:
+    items = [
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "encrypted_content": "gAAA\u2028\u0000é",
+            "status": None,
+        },
+        {
+            "type": "message",
+            "content": [{"type": "input_image", "image": "data:image/png;base64,iVBORw0KGgo="}],
+        },
+        {"type": "function_call", "arguments": '{"a":1.0,"b":[null,{}]}', "n": 1e-9, "big": 2**53 + 1},
+    ]
+    placeholder = 151_655
+    call = entry("r", "a", [1, *[placeholder] * 64], [2], output_items=items, token_item_index=2)
+    for result in both_ways(build_result(frozen([call]))):
+        assert result.traces[0].items[0].output_items == items
+        assert orjson.dumps(result.traces[0].items[0].output_items) == orjson.dumps(items)
+        assert result.traces[0].token_ids.tolist().count(placeholder) == 64
 
 
 def test_routes_of_only_the_last_call_align() -> None:

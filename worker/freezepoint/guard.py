@@ -1,13 +1,17 @@
-"""Refuses to work where results would be spoilt: on wrong topics, or on what is no topic of rollouts at all."""
+"""Refuses to work where results would be spoilt: on wrong topics, or on what is no topic of rollouts at all. And tells
+when too many of them are masked."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
+from typing import Self
 
 import structlog
 
 from freezepoint.errors import BrokerError, ConfigurationError, MissingTopicError
+from freezepoint.settings import WorkerSettings
 from freezepoint.transport.ports import Transport
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
 from freezepoint_schemas.topics import Topic, topic_specs
@@ -100,3 +104,42 @@ class DeadLetterGuard:
                 "producers that do not follow the contract. Mend them, or raise worker.dead_letter_ratio_max"
             )
         self._records = self._garbage = 0
+
+
+@dataclass(slots=True)
+class MaskAlarm:
+    """Tells when of a window of results too many are masked: a template, a harness or a model server has changed.
+
+    A window is ``window`` results or more, of all partitions. Counts ``mask_alarms``.
+    """
+
+    fraction_max: float
+    window: int
+    _results: int = 0
+    _masked: int = 0
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, counts: Counter[str]) -> Self:
+        """Begins with what is not counted yet."""
+        return cls(
+            settings.masked_fraction_max,
+            settings.masked_fraction_window,
+            counts["results"],
+            counts["masked"],
+        )
+
+    def look(self, counts: Counter[str]) -> None:
+        """Judge the results since the last window, if they are enough."""
+        results, masked = counts["results"] - self._results, counts["masked"] - self._masked
+        if results < self.window:
+            return
+        self._results, self._masked = counts["results"], counts["masked"]
+        if masked > self.fraction_max * results:
+            counts["mask_alarms"] += 1
+            log.warning(
+                "many_results_masked",
+                masked=masked,
+                results=results,
+                masked_fraction_max=self.fraction_max,
+                hint="freezepoint report tells the reasons",
+            )

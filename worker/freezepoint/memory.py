@@ -9,6 +9,7 @@ from typing import Self
 import structlog
 
 from freezepoint.core.partition import PartitionCore
+from freezepoint.evidence import EvidenceKeeper
 from freezepoint.settings import WorkerSettings
 from freezepoint.spool import Spool
 
@@ -24,7 +25,7 @@ RESUMED = 0.8
 class MemoryBudget:
     """Over all partitions of a process.
 
-    ``full``: the spool's limit is reached, intake has to wait. ``pending_bytes``: what waits to be built or published.
+    ``evidence``: where logs of masked rollouts go, if anywhere. ``full``: the spool's limit is reached, intake has to wait. ``pending_bytes``: what waits to be built or published.
     """
 
     bytes_max: int
@@ -33,6 +34,7 @@ class MemoryBudget:
     pending_bytes_max: int = 64 * 1024 * 1024
     full: bool = False
     pending_bytes: int = 0
+    evidence: EvidenceKeeper | None = None
     _blocked: list[Callable[[], None]] = field(default_factory=list)
     _cores: list[PartitionCore] = field(default_factory=list)
 
@@ -43,6 +45,7 @@ class MemoryBudget:
             settings.spool_bytes_max,
             Spool(settings.spool_folder),
             settings.pending_bytes_max,
+            evidence=EvidenceKeeper.of(settings),
         )
 
     @property
@@ -94,8 +97,10 @@ class MemoryBudget:
             self._blocked.append(wake)
 
     def close(self) -> None:
-        """Delete the spool."""
+        """Delete the spool, and let the evidence be written."""
         self.spool.close()
+        if self.evidence is not None:
+            self.evidence.close()
 
     def _spill(self, target_bytes: int) -> None:
         """From the partition that holds most, its coldest log first."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from freezepoint.building import result_of
 from freezepoint.captures import capture_files, captured_rollout, holds_entries, known_beside, untorn
-from freezepoint.core.build import build_result
 from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.ledger import Verdict
@@ -42,12 +42,13 @@ class OfflineBuilder:
     """A worker's fold and build over lines of files.
 
     ``model``: for rollouts whose complete event names none. ``on_lost`` hears of lines that mask their rollout or
-    came after its end.
+    came after its end, ``on_built`` of every log with its result.
     """
 
     settings: WorkerSettings
     model: str | None = None
     on_lost: Callable[[str], None] | None = None
+    on_built: Callable[[FrozenLog, Result], None] | None = None
     unusable: int = 0
     """Lines that name no rollout."""
     _core: PartitionCore = field(init=False)
@@ -116,6 +117,8 @@ class OfflineBuilder:
         for effect in self._core.feed(record):
             if isinstance(effect, Freeze):
                 result = self._build(effect.log)
+                if self.on_built is not None:
+                    self.on_built(effect.log, result)
                 self._core.take([(effect, Verdict.of(result))])
                 yield result
             else:
@@ -126,12 +129,7 @@ class OfflineBuilder:
         closing = log.closing
         if self.model is not None and isinstance(closing, RolloutComplete) and closing.model is None:
             log = replace(log, closing=closing.model_copy(update={"model": self.model}))
-        return build_result(
-            log,
-            builder=self.settings.builder,
-            delivery=self.settings.delivery,
-            trace_tokens_max=self.settings.trace_tokens_max,
-        )
+        return result_of(log, self.settings)
 
     def _lost(self, letter: DeadLetter, rollout_id: str, where: str) -> None:
         if self.on_lost is not None:

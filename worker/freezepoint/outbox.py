@@ -9,12 +9,13 @@ from concurrent.futures import Executor
 from concurrent.futures import Future as ConcurrentFuture
 from dataclasses import dataclass, field, replace
 
-from freezepoint.core.build import build_result
+from freezepoint.building import result_of
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.ledger import Verdict
 from freezepoint.core.records import OutputRecord
 from freezepoint.core.rollout import memory_of
+from freezepoint.evidence import EvidenceKeeper
 from freezepoint.memory import MemoryBudget
 from freezepoint.settings import WorkerSettings
 from freezepoint.spool import Spool
@@ -44,16 +45,19 @@ class _Item:
         return not isinstance(self.built, asyncio.Future) or self.built.done()
 
 
-def build(log: FrozenLog, settings: WorkerSettings, spool: Spool | None = None) -> Built:
-    """The result of a frozen log, encoded. What of it is spilled is taken from the spool. Any thread may run it."""
+def build(
+    log: FrozenLog,
+    settings: WorkerSettings,
+    spool: Spool | None = None,
+    evidence: EvidenceKeeper | None = None,
+) -> Built:
+    """The result of a frozen log, encoded. What of it is spilled is taken from the spool; a masked one's log is offered to
+    ``evidence``. Any thread may run it."""
     if log.spilled and spool is not None:
         log = log.with_entries(spool.take(log.spilled))
-    result = build_result(
-        log,
-        builder=settings.builder,
-        delivery=settings.delivery,
-        trace_tokens_max=settings.trace_tokens_max,
-    )
+    result = result_of(log, settings)
+    if evidence is not None and result.mask_sample:
+        evidence.offer(log)
     key = log.rollout_id.encode("ascii")
     return Built(Verdict.of(result), OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
 
@@ -72,6 +76,7 @@ class Outbox:
         self, settings: WorkerSettings, executor: Executor, memory: MemoryBudget, on_ready: Callable[[], None]
     ) -> None:
         self._settings = settings
+        self._tools = (settings, memory.spool, memory.evidence)
         self._executor = executor
         self._memory = memory
         self._on_ready = on_ready
@@ -92,9 +97,9 @@ class Outbox:
             return _Item(effect, effect.record.size)
         size = payload_bytes(effect.log)
         if size <= self._settings.inline_build_bytes_max:
-            built = build(effect.log, self._settings, self._memory.spool)
+            built = build(effect.log, *self._tools)
             return _Item(effect, built.record.size, built)
-        job = self._executor.submit(build, effect.log, self._settings, self._memory.spool)
+        job = self._executor.submit(build, effect.log, *self._tools)
         future = asyncio.wrap_future(job)
         future.add_done_callback(lambda _: self._on_ready())
         return _Item(effect, size, future, job)

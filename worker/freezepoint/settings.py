@@ -62,7 +62,11 @@ class SqliteSettings(_Section):
 
 
 class WorkerSettings(_Section):
-    """The worker's behaviour and limits."""
+    """The worker's behaviour and limits.
+
+    ``keep_attributed_chains``: see ``core/losses.py``. ``evidence_dir``: where the frozen logs of masked rollouts are kept.
+    ``masked_fraction_max``: of ``masked_fraction_window`` results; more masked ones raise an alarm in the log.
+    """
 
     group: str = "freezepoint"
     builder: str = "prefix_merging"
@@ -87,6 +91,13 @@ class WorkerSettings(_Section):
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     replay_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
     trace_tokens_max: Annotated[int, Field(ge=1)] = 1 << 27
+    keep_attributed_chains: bool = False
+    mask_routes_mismatch: bool = False
+    masked_fraction_max: Annotated[float, Field(ge=0, le=1)] = 1.0
+    masked_fraction_window: Annotated[int, Field(ge=1)] = 100
+    evidence_dir: Path | None = None
+    evidence_bytes_max: Annotated[int, Field(ge=0)] = 10 * 1024 * 1024 * 1024
+    evidence_age_s_max: Annotated[float, Field(gt=0)] = 14 * 24 * 60 * 60.0
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 6 * 60 * 60.0
     inline_build_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from freezepoint.errors import BrokerError
-from freezepoint.guard import TopicGuard
+from freezepoint.guard import MaskAlarm, TopicGuard
 from freezepoint.memory import MemoryBudget
 from freezepoint.session import Session
 from freezepoint.settings import WorkerSettings
@@ -108,11 +108,13 @@ class Worker:
         name = self.transport.names[Topic.TOKENS]
         session = Session(member, name, self.settings, executor, memory, self.figures)
         self.session = session
+        alarm = MaskAlarm.of(self.settings, self.figures.counts)
         try:
             while not stop.is_set():
                 await session.turn()
                 self.heartbeat_at, self.waiting_since = _now(), None
                 await guard.check_if_due()
+                alarm.look(self.figures.counts)
                 self._report(session)
                 if until_idle and await session.idle():
                     break

@@ -1,22 +1,21 @@
 """From resolved calls to paths worth training on: ``prefix_merging`` and ``per_request``.
 
-Pure functions of their calls. Both expect them in the order that decides every tie, (prompt length, call
-id), in which a parent always stands before its children. Nothing recurses: rollouts run to thousands of
-turns.
+Pure functions of their calls and of the terminal, the call whose chain was scored. Both expect the calls in the order
+that decides every tie, (prompt length, call id), in which a parent always stands before its children. Nothing recurses:
+rollouts run to thousands of turns.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from freezepoint.core.prefixes import Node, nearest_ends
+from freezepoint.core.forest import NONE, Forest, How, Linker, resolve_retries
 from freezepoint.core.snapshot import ResolvedCall
-from freezepoint_schemas.reasons import NotDelivered
+from freezepoint.core.terminal import Terminal
+from freezepoint_schemas.reasons import NotDelivered, Reason
 
 MAIN = "main"
-_NONE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +40,24 @@ class TracePath:
         return tuple(reversed(path))
 
 
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Which call a call continues (None: it is a root), how that is known, and whether a parent was named that could
+    not be checked."""
+
+    call_id: str | None
+    how: How
+    recovered: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildOutput:
     """What a builder makes of a rollout's calls.
 
     ``traces``: the main one first if there is one, then the other live ends in call order. ``chains``: the
     leaves of the paths without a quarantined call, a leaf being a call without any child; ``main`` is the
-    leaf of the chosen one. ``roots`` counts all roots. ``quarantined``: call id -> why, for the quarantined
+    leaf of the chosen one. ``aimed``: it was the terminal that chose, or failed to: ``failure`` says why there is no
+    main chain then. ``links``: call id -> how it got its parent. ``roots`` counts all roots. ``quarantined``: call id -> why, for the quarantined
     calls themselves; ``not_delivered``: call id -> why, for every call in no trace. ``unresolved_retries``:
     the members of groups that nothing decides. ``captured``: generated tokens of all calls, ``delivered``:
     those of the main chain. ``left_out``: traces that a limit took away.
@@ -56,6 +66,9 @@ class BuildOutput:
     traces: tuple[TracePath, ...] = ()
     chains: tuple[ResolvedCall, ...] = ()
     main: ResolvedCall | None = None
+    aimed: bool = False
+    failure: Reason | None = None
+    links: dict[str, Parent] = field(default_factory=dict)
     roots: int = 0
     quarantined: dict[str, NotDelivered] = field(default_factory=dict)
     not_delivered: dict[str, NotDelivered] = field(default_factory=dict)
@@ -66,8 +79,9 @@ class BuildOutput:
     left_out: int = 0
 
 
-def per_request(calls: Sequence[ResolvedCall]) -> BuildOutput:
-    """One trace per call, in call order; a call with an empty generation is a trace without a span."""
+def per_request(calls: Sequence[ResolvedCall], terminal: Terminal | None = None) -> BuildOutput:  # noqa: ARG001
+    """One trace per call, in call order; a call with an empty generation is a trace without a span. Which call was the
+    last changes nothing."""
     tokens = sum(call.generated for call in calls)
     return BuildOutput(
         traces=tuple(TracePath(f"req-{number}", call) for number, call in enumerate(calls)),
@@ -79,24 +93,35 @@ def per_request(calls: Sequence[ResolvedCall]) -> BuildOutput:
     )
 
 
-def prefix_merging(calls: Sequence[ResolvedCall]) -> BuildOutput:
-    """Calls linked to the longest earlier call they continue; retries resolved; one path per surviving end.
+def prefix_merging(calls: Sequence[ResolvedCall], terminal: Terminal | None = None) -> BuildOutput:
+    """Calls linked to the one they continue; retries resolved; one path per surviving end.
 
     A call that continues two calls with the same sequence is quarantined, and so is a retry that nothing
-    continues while something continues its sibling.
+    continues while something continues its sibling. With a terminal, the path to it is the main chain, and what
+    continues it is set aside.
     """
-    forest = _linked([call for call in calls if call.generated])
-    unresolved = _resolve_retries(forest)
-    dead = _dead(forest)
-    chains = [index for index, children in enumerate(forest.children) if not children and not dead[index]]
-    main = _oldest(forest, chains)
+    linker = Linker([call for call in calls if call.generated])
+    forest = linker.forest()
+    failure = _take_aim(forest, linker, calls, terminal)
+    aimed = forest.aim != NONE or failure is not None
+    unresolved = resolve_retries(forest)
+    dead = forest.dead()
+    chains = [index for index in _leaves(forest) if not dead[index]]
+    main = _oldest(forest, chains) if not aimed else NONE
+    if forest.aim != NONE and not dead[forest.aim]:
+        main = forest.aim
+    elif forest.aim != NONE:
+        failure = Reason.NO_SAFE_CHAIN
     traces = _traces(forest, main, _live_ends(forest, dead))
     empty = tuple(call for call in calls if not call.generated)
     return BuildOutput(
         traces=traces,
         chains=tuple(forest.calls[leaf] for leaf in chains),
-        main=forest.calls[main] if main != _NONE else None,
-        roots=forest.parents.count(_NONE),
+        main=forest.calls[main] if main != NONE else None,
+        aimed=aimed,
+        failure=failure,
+        links=_parents(forest),
+        roots=sum(link.parent == NONE for link in forest.links),
         quarantined={
             forest.calls[index].call_id: reason for index, reason in sorted(forest.quarantined.items())
         },
@@ -104,82 +129,48 @@ def prefix_merging(calls: Sequence[ResolvedCall]) -> BuildOutput:
         unresolved_retries=tuple(forest.calls[index].call_id for index in unresolved),
         empty_generations=empty,
         captured=sum(call.generated for call in forest.calls),
-        delivered=sum(call.generated for call in traces[0].calls) if main != _NONE else 0,
+        delivered=sum(call.generated for call in traces[0].calls) if main != NONE else 0,
     )
 
 
-BUILDERS: dict[str, Callable[[Sequence[ResolvedCall]], BuildOutput]] = {
+BUILDERS: dict[str, Callable[[Sequence[ResolvedCall], Terminal | None], BuildOutput]] = {
     "prefix_merging": prefix_merging,
     "per_request": per_request,
 }
 
 
-@dataclass(slots=True)
-class _Forest:
-    """Calls by their index in call order; ``_NONE`` is the parent of a root."""
-
-    calls: Sequence[ResolvedCall]
-    parents: list[int]
-    children: list[list[int]]
-    quarantined: dict[int, NotDelivered]
-
-
-def _linked(calls: Sequence[ResolvedCall]) -> _Forest:
-    """Each call under the one it continues: under the first, and quarantined, where several are equal."""
-    ending: defaultdict[Node, list[int]] = defaultdict(list)
-    for index, call in enumerate(calls):
-        ending[call.end_node].append(index)
-    forest = _Forest(calls, [], [[] for _ in calls], {})
-    for index, end in enumerate(nearest_ends((call.prompt_node for call in calls), ending.keys())):
-        candidates = ending[end] if end is not None else [_NONE]
-        forest.parents.append(candidates[0])
-        if end is not None:
-            forest.children[candidates[0]].append(index)
-        if len(candidates) > 1:
-            forest.quarantined[index] = NotDelivered.AMBIGUOUS_PARENT
-    return forest
+def _take_aim(
+    forest: Forest, linker: Linker, calls: Sequence[ResolvedCall], terminal: Terminal | None
+) -> Reason | None:
+    """Aim at the terminal, or at the parent of one that generated nothing. Returns why there is no chain to aim at;
+    a terminal that is not recorded chooses nothing (its rollout is masked for that)."""
+    if terminal is None or (terminal.call_id is None and not terminal.is_unclear):
+        return None
+    call = next((call for call in calls if call.call_id == terminal.call_id), None)
+    if call is None:  # unclear, or its prompt cannot be told
+        return Reason.NO_SAFE_CHAIN
+    if call.generated:
+        forest.take_aim(forest.calls.index(call))
+        return None
+    (link,) = linker.links([call])
+    if link.parent == NONE:
+        return Reason.NO_TRAINABLE_TOKENS
+    if link.how is How.AMBIGUOUS:
+        return Reason.NO_SAFE_CHAIN
+    forest.take_aim(link.parent)
+    return None
 
 
-def _resolve_retries(forest: _Forest) -> list[int]:
-    """Quarantine the retries that were not kept; returns the members of the groups that nothing decides.
-
-    In the order of their result: sibling groups by their first member (the roots are siblings of each other),
-    in each the prompts by their first member. Calls are decided before their children, so the quarantined
-    children that a decision sees are the ambiguous ones.
-    """
-    siblings: dict[int, dict[Node, list[int]]] = {}
-    for index, (parent, call) in enumerate(zip(forest.parents, forest.calls, strict=True)):
-        siblings.setdefault(parent, {}).setdefault(call.prompt_node, []).append(index)
-    unresolved: list[int] = []
-    for prompts in siblings.values():
-        for members in prompts.values():
-            if len(members) > 1:
-                unresolved += _resolve_group(forest, members)
-    return unresolved
+def _leaves(forest: Forest) -> list[int]:
+    """The calls without any child, but for what was set aside behind the terminal."""
+    return [
+        index
+        for index, children in enumerate(forest.children)
+        if index not in forest.after and (index == forest.aim or not children)
+    ]
 
 
-def _resolve_group(forest: _Forest, members: list[int]) -> list[int]:
-    continued = [index for index in members if _is_continued(forest, index)]
-    kept = set(continued or members[:1])
-    for index in members:
-        if index not in kept:
-            forest.quarantined.setdefault(index, NotDelivered.SUPERSEDED_RETRY)
-    return [] if continued else members
-
-
-def _is_continued(forest: _Forest, index: int) -> bool:
-    return any(child not in forest.quarantined for child in forest.children[index])
-
-
-def _dead(forest: _Forest) -> list[bool]:
-    """Whether each call is quarantined or descends from a quarantined one."""
-    dead: list[bool] = []
-    for index, parent in enumerate(forest.parents):
-        dead.append(index in forest.quarantined or (parent != _NONE and dead[parent]))
-    return dead
-
-
-def _live_ends(forest: _Forest, dead: list[bool]) -> list[int]:
+def _live_ends(forest: Forest, dead: list[bool]) -> list[int]:
     return [
         index
         for index, children in enumerate(forest.children)
@@ -187,35 +178,52 @@ def _live_ends(forest: _Forest, dead: list[bool]) -> list[int]:
     ]
 
 
-def _oldest(forest: _Forest, leaves: Sequence[int]) -> int:
-    """The first of the leaves whose root is the oldest, by (creation, call id); ``_NONE`` without leaves."""
+def _oldest(forest: Forest, leaves: Sequence[int]) -> int:
+    """The first of the leaves whose root is the oldest, by (creation, call id); ``NONE`` without leaves."""
     roots: list[int] = []
-    for index, parent in enumerate(forest.parents):
-        roots.append(index if parent == _NONE else roots[parent])
+    for index, link in enumerate(forest.links):
+        roots.append(index if link.parent == NONE else roots[link.parent])
     entries = [call.entry for call in forest.calls]
     return min(
         leaves,
         key=lambda leaf: (entries[roots[leaf]].created_at, entries[roots[leaf]].model_call_id),
-        default=_NONE,
+        default=NONE,
     )
 
 
-def _traces(forest: _Forest, main: int, ends: list[int]) -> tuple[TracePath, ...]:
+def _traces(forest: Forest, main: int, ends: list[int]) -> tuple[TracePath, ...]:
     lengths: list[int] = []
-    for parent in forest.parents:
-        lengths.append(1 if parent == _NONE else lengths[parent] + 1)
-    calls, parents = forest.calls, forest.parents
-    links = {calls[index]: calls[parent] for index, parent in enumerate(parents) if parent != _NONE}
+    for link in forest.links:
+        lengths.append(1 if link.parent == NONE else lengths[link.parent] + 1)
+    calls = forest.calls
+    parents = {
+        call: calls[link.parent]
+        for call, link in zip(calls, forest.links, strict=True)
+        if link.parent != NONE
+    }
     branches = ((f"branch-{number}", end) for number, end in enumerate(end for end in ends if end != main))
-    named = [(MAIN, main), *branches] if main != _NONE else branches
-    return tuple(TracePath(role, calls[end], lengths[end], links) for role, end in named)
+    named = [(MAIN, main), *branches] if main != NONE else branches
+    return tuple(TracePath(role, calls[end], lengths[end], parents) for role, end in named)
+
+
+def _parents(forest: Forest) -> dict[str, Parent]:
+    return {
+        call.call_id: Parent(
+            forest.calls[link.parent].call_id if link.parent != NONE else None, link.how, link.recovered
+        )
+        for call, link in zip(forest.calls, forest.links, strict=True)
+    }
 
 
 def _not_delivered(
-    forest: _Forest, dead: list[bool], empty: Sequence[ResolvedCall]
+    forest: Forest, dead: list[bool], empty: Sequence[ResolvedCall]
 ) -> dict[str, NotDelivered]:
     reasons = {
-        call.call_id: forest.quarantined.get(index, NotDelivered.QUARANTINED_ANCESTOR)
+        call.call_id: (
+            NotDelivered.AFTER_TERMINAL
+            if index in forest.after
+            else forest.quarantined.get(index, NotDelivered.QUARANTINED_ANCESTOR)
+        )
         for index, call in enumerate(forest.calls)
         if dead[index]
     }

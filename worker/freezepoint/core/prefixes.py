@@ -166,6 +166,14 @@ def common_prefix(left: TokenArray, right: TokenArray) -> int:
     return limit
 
 
+def is_prefix(upper: Node, lower: Node) -> bool:
+    """Whether ``upper``'s sequence is a prefix of ``lower``'s, or equal."""
+    node = lower
+    while node.parent is not None and node.depth > upper.depth:
+        node = node.jump if node.jump.depth >= upper.depth else node.parent
+    return node is upper
+
+
 def nearest_ends(prompts: Iterable[Node], ends: AbstractSet[Node]) -> list[Node | None]:
     """For each node the nearest of ``ends`` at or above it, or None. Every edge is walked at most once."""
     known: dict[Node, Node | None] = {}

@@ -36,6 +36,8 @@ from freezepoint_schemas.reasons import Reason
 
 _T = TypeVar("_T")
 LogEvent = TokenEntry | CallIntent | CallCancelled | CaptureIncomplete
+_NOTHING_LEFT = {"n_calls": None, "terminal_call_id": None, "terminal_response_id": None}
+"""What a complete event says of calls, once the payload was dropped: nothing is left to count or to find."""
 _DROPPED_MARK = ("", "")
 """Stands for all marks of a log whose payload was dropped: of a text that a producer chose, nothing is left."""
 
@@ -213,7 +215,7 @@ class RolloutLog:
         self._require_open()
         self.frozen = True
         if self.oversized and isinstance(closing, RolloutComplete):
-            closing = closing.model_copy(update={"n_calls": None})  # nothing is left to count
+            closing = closing.model_copy(update=_NOTHING_LEFT)
         return FrozenLog(
             rollout_id=self.rollout_id,
             partition=partition,

@@ -26,6 +26,7 @@ from freezepoint.core.digests import (
 )
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.prefixes import Node, PrefixTree
+from freezepoint.core.terminal import Attribution, Terminal, terminal_of
 from freezepoint_schemas.arrays import AnyArray
 from freezepoint_schemas.events import PromptPrefix, RolloutComplete, TokenEntry
 from freezepoint_schemas.reasons import NotDelivered, Reason, ordered
@@ -79,6 +80,7 @@ class Snapshot:
     ``calls``: the recorded calls by (prompt length, call id). ``set_aside``: recorded calls, by id, whose
     prompt cannot be told, with the reason why. ``faults``: what masks the rollout whatever is built of it.
     ``id``: equal for equal content. ``version``: the number of distinct facts in the log and its freeze.
+    ``dangling``: announced calls that never came. ``terminal``: the call that the complete event names as the last.
     """
 
     rollout_id: str
@@ -89,6 +91,7 @@ class Snapshot:
     set_aside: tuple[tuple[TokenEntry, NotDelivered], ...]
     faults: frozenset[Reason]
     dangling: tuple[str, ...]
+    terminal: Terminal | None = None
 
     @property
     def recorded(self) -> int:
@@ -106,6 +109,7 @@ def take_snapshot(log: FrozenLog) -> Snapshot:
     calls = [_resolved_call(form) for form in kept.values() if form.failure is None]
     set_aside = [(form.entry, form.failure) for form in kept.values() if form.failure is not None]
     dangling = sorted(log.intents - kept.keys() - log.cancelled)
+    terminal = terminal_of(log.closing, [form.entry for form in kept.values()])
     content = (
         log.faults | _entry_faults(forms.values()) | ({Reason.CAPTURE_INCOMPLETE} if log.marks else set())
     )
@@ -116,8 +120,11 @@ def take_snapshot(log: FrozenLog) -> Snapshot:
         tree=tree,
         calls=tuple(sorted(calls, key=lambda call: (call.prompt_length, call.call_id))),
         set_aside=tuple(sorted(set_aside, key=lambda pair: pair[0].model_call_id)),
-        faults=content | _closing_faults(log, len(kept), content, dangling),
+        faults=content
+        | _closing_faults(log, len(kept), content, dangling)
+        | _lost_terminal(terminal, len(kept)),
         dangling=tuple(dangling),
+        terminal=terminal,
     )
 
 
@@ -238,6 +245,12 @@ def _closing_faults(
     if not recorded and not content and not dangling:
         faults.add(Reason.NO_RECORDS)
     return faults
+
+
+def _lost_terminal(terminal: Terminal | None, recorded: int) -> set[Reason]:
+    """A named last call that is not among those recorded was lost. Without any call there is more to say than that."""
+    lost = recorded and terminal is not None and terminal.attribution is Attribution.UNRECORDED
+    return {Reason.CAPTURE_INCOMPLETE} if lost else set()
 
 
 def _payloads(

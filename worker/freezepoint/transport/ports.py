@@ -288,6 +288,13 @@ class TopicAdmin(Protocol):
         """:raises MissingTopicError: the topic does not exist."""
         ...
 
+    async def retention_ms(self, topic: Topic) -> int | None:
+        """How long a record stays, at least; None without a limit in time.
+
+        :raises MissingTopicError: the topic does not exist.
+        """
+        ...
+
 
 class Transport(Protocol):
     """A broker, reached. Made by ``freezepoint.transport.connect``."""

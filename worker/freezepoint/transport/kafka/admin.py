@@ -40,6 +40,12 @@ class KafkaTopicAdmin:
     async def partitions(self, topic: Topic) -> int:
         return await self._cluster.partitions(topic)
 
+    async def retention_ms(self, topic: Topic) -> int | None:
+        await self._cluster.partitions(topic)
+        name = self._cluster.names[topic]
+        found = (await self._cluster.configs([name], ["retention.ms"])).get(name, {})
+        return _retention_ms(found)
+
     async def check(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
         observed = await self._observe(specs)
         findings: list[TopicFinding] = []
@@ -136,6 +142,11 @@ class KafkaTopicAdmin:
                     if await visible():
                         return
                     await asyncio.sleep(VISIBLE_RETRY_S)
+
+
+def _retention_ms(configs: Mapping[str, str]) -> int | None:
+    retention_ms = int(configs.get("retention.ms", "-1"))
+    return retention_ms if retention_ms >= 0 else None
 
 
 def _raise(error: Any, message: str | None, doing: str) -> None:

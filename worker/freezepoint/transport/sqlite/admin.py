@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from freezepoint.transport.ports import TopicFinding
 from freezepoint.transport.sqlite import log
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
-from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec
+from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, topic_specs
 
 _APPLY = "freezepoint topics apply"
 
@@ -37,6 +37,19 @@ class SqliteAdmin:
             return log.require_topic(connection, self._names[topic]).partitions
 
         return await self._reads.run(count)
+
+    async def retention_ms(self, topic: Topic) -> int | None:
+        def find(connection: sqlite3.Connection) -> int | None:
+            if not log.has_topics(connection):
+                config = {spec.topic: spec.config for spec in topic_specs(self._names, self._partitions)}[
+                    topic
+                ]
+            else:
+                config = log.require_topic(connection, self._names[topic]).config
+            retention_ms = int(config.get("retention.ms", "-1"))
+            return retention_ms if retention_ms >= 0 else None
+
+        return await self._reads.run(find)
 
 
 def _apply(connection: sqlite3.Connection, spec: TopicSpec) -> TopicFinding:

@@ -1,0 +1,150 @@
+"""``inspect`` and ``report`` as commands, and the page in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from freezepoint_schemas import codec
+from freezepoint_schemas.events import InputEvent, TokenEntry
+from tests.events import complete, entry
+from tests.integration.shell import Shell
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FORK = [entry("fork", "m", [1, 2], [3]), entry("fork", "x", [1, 2, 3, 4], [5]), entry("fork", "y", [1, 2, 3, 9], [6])]
+CHAIN = [entry("chain", "a", [1], [2]), entry("chain", "b", [1, 2, 3], [4])]
+
+
+def written(shell: Shell, *events: InputEvent) -> str:
+    (shell.folder / "log.jsonl").write_bytes(b"".join(codec.encode_event(event) + b"\n" for event in events))
+    return "log.jsonl"
+
+
+@pytest.fixture
+def worked(shell: Shell) -> Shell:
+    """A broker in which one rollout is masked, one is delivered, and one is open."""
+    log = written(shell, *FORK, complete("fork"), *CHAIN, complete("chain"), entry("open", "a", [1], [2]))
+    shell.ok("publish", log)
+    shell.ok("run", "--until-idle")
+    return shell
+
+
+def test_a_rollout_is_explained_from_the_broker(worked: Shell) -> None:
+    text = worked.ok("inspect", "fork").out.decode()
+    assert "rollout fork: MASKED" in text
+    assert "multiple_chains" in text
+    assert "reading it as all_traces" in text
+    assert re.search(r"the topic keeps it until 20\d\d-", text)
+    assert "still open" in worked.ok("inspect", "open").out.decode()
+    assert "trainable" in worked.ok("inspect", "fork", "--delivery", "all_traces").out.decode()
+
+
+def test_all_facts_as_json(worked: Shell) -> None:
+    [facts] = worked.ok("inspect", "chain", "--json").lines
+    assert facts["mask_sample"] is False
+    assert [call["parent"] for call in facts["calls"]] == [None, "a"]
+
+
+def test_what_is_not_there_is_said(worked: Shell) -> None:
+    assert worked.wrong(2, "inspect", "nobody") == "nothing of rollout nobody is there"
+    assert "no valid rollout id" in worked.wrong(2, "inspect", "no/id")
+    assert "No such file" in worked.wrong(2, "inspect", "a", "--file", "nowhere")
+
+
+def test_a_report_and_its_limits(worked: Shell) -> None:
+    [report] = [orjson.loads(worked.ok("report").out)]
+    assert (report["results"], report["masked_fraction"]) == (2, 0.5)
+    assert report["reasons"] == {"multiple_chains": {"results": 1, "fraction": 0.5}}
+    worked.ok("report", "--max-mask-fraction", "0.5", "--min-samples", "2")
+    failed = worked("report", "--max-mask-fraction", "0.4")
+    assert failed.code == 1
+    assert "1 of 2 results are masked (50.0%), more than 40.0%" in failed.err
+    assert orjson.loads(failed.out) == report
+    few = worked("report", "--min-samples", "3")
+    assert (few.code, few.err) == (1, "error: 2 results are fewer than the 3 that were asked for\n")
+    worked.ok("report", "--max-mask-fraction", "0", "--delivery", "all_traces")
+    assert "unknown delivery 'best'" in worked.wrong(2, "report", "--delivery", "best")
+
+
+def test_a_report_of_files(worked: Shell) -> None:
+    (worked.folder / "results.jsonl").write_bytes(worked.ok("results").out + b'{"no":"result"}\n')
+    outcome = worked("report", "--file", "results.jsonl")
+    assert outcome.code == 1
+    assert "results.jsonl:3" in outcome.err
+    assert orjson.loads(outcome.out)["results"] == 2
+
+
+def test_evidence_of_masked_rollouts_is_kept_by_a_worker(shell: Shell) -> None:
+    shell.ok("publish", written(shell, *FORK, complete("fork", reward=0.5), *CHAIN, complete("chain")))
+    shell.ok("run", "--until-idle", environment={"FREEZEPOINT_WORKER__EVIDENCE_DIR": "evidence"})
+    assert [path.name for path in (shell.folder / "evidence").iterdir()] == ["fork.tokens.jsonl"]
+    [again] = shell.ok("build", "evidence").lines
+    [result] = shell.ok("results", "--masked").lines
+    assert again["snapshot"]["id"] == result["snapshot"]["id"]
+    assert again["reward"] == 0.5
+    assert "MASKED" in shell.ok("inspect", "fork", "--file", "evidence").out.decode()
+
+
+def large(turns: int = 24, given: int = 3_200, sampled: int = 1_000) -> list[TokenEntry]:
+    """A conversation of about 100,000 tokens that forks once, in items that would like to be markup."""
+    random = np.random.default_rng(0)
+    evil = "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+    entries: list[TokenEntry] = []
+    history = random.integers(0, 150_000, given, dtype=np.int32)
+    for turn in range(turns):
+        generation = random.integers(0, 150_000, sampled, dtype=np.int32)
+        made = TokenEntry(
+            rollout_id="large",
+            model_call_id=f"c{turn}",
+            prompt_token_ids=history,
+            generation_token_ids=generation,
+            generation_log_probs=-random.standard_exponential(sampled),
+            output_items=[{"type": evil, "content": [{"text": f"turn {turn} {evil}"}]}],
+            created_at=float(turn),
+        )
+        entries.append(made)
+        if turn != turns // 2:
+            history = np.concatenate([history, generation])
+        history = np.concatenate([history, random.integers(0, 150_000, given, dtype=np.int32)])
+    return entries
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path) -> None:
+    log = written(shell, *large(), complete("large", group_id="<b>g</b>"))
+    shell.ok("inspect", "large", "--file", log, "--html", "page.html")
+    assert CHROMIUM is not None
+    shown = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=5000",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            (shell.folder / "page.html").as_uri(),
+        ],
+        capture_output=True,
+        timeout=110,
+        check=True,
+    )
+    dom = shown.stdout.decode()
+    assert 'data-ready="yes"' in dom
+    assert "<title>large - freezepoint inspect</title>" in dom
+    assert dom.count("<canvas") >= 2
+    assert dom.count('class="call"') >= 24
+    assert "multiple_chains" in dom
+    drawn = dom.split("<main")[1].split("</main>")[0]
+    assert "<script" not in drawn
+    assert "<img" not in drawn
+    assert "<b>g</b>" not in drawn
+    assert "CONSOLE" not in shown.stderr.decode()  # no script error, nothing that the policy refused
