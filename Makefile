@@ -2,6 +2,7 @@
 PYTHON ?= python3
 KAFKA_PORT ?= 9092
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ LIGHT := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format kafka schemas clean
+.PHONY: help demo test bench check format kafka schemas clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +21,9 @@ demo: $(LIGHT) ## run the demo: no Kafka, no server, one SQLite file
 
 test: $(DEV) ## run all tests (PYTEST_ARGS= adds arguments)
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+bench: $(DEV) ## run the benchmarks and write docs/benchmarks.md (BENCH_ARGS= adds arguments, such as --only build)
+	PYTHONPATH=.:deploy/kafka-local $(BIN)/python -m tests.benchmarks --write docs/benchmarks.md $(BENCH_ARGS)
 
 check: $(DEV) ## lint, format check, types, import rules
 	$(BIN)/ruff check .

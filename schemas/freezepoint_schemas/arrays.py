@@ -31,6 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _TOKENS = np.dtype(np.int32)
+_FLOATS = np.dtype(np.float64)
 _INT32_MAX = 2**31 - 1
 _DIMENSIONS_MAX = 8
 
@@ -119,7 +120,7 @@ def _tokens_of_list(value: list[Any]) -> TokenArray:
         raise ArrayError("a token id is negative or does not fit int32") from None
     if not tokens.size:
         return tokens
-    low = int(tokens.min())
+    low = _lowest(tokens)
     if low < 0:
         raise ArrayError("a token id does not fit int32")
     if low <= 1:
@@ -134,13 +135,23 @@ def _refuse_booleans(value: list[Any], read: AnyArray, message: str) -> None:
         raise ArrayError(message)
 
 
+def _lowest(values: AnyArray) -> int:
+    return int(np.minimum.reduce(values))  # what values.min() comes to, without its wrapper
+
+
+def _is_ours(values: AnyArray) -> bool:
+    """Whether it may be handed on as it is: read-only already, so that marking it changes nobody's array."""
+    flags = values.flags
+    return flags.c_contiguous and not flags.writeable
+
+
 def _tokens_of_array(values: AnyArray) -> TokenArray:
     if values.ndim != 1:
         raise ArrayError("token ids must have one dimension")
     if values.dtype == _TOKENS:
-        if values.size and int(values.min()) < 0:
+        if values.size and _lowest(values) < 0:
             raise ArrayError("a token id is negative")
-        return np.ascontiguousarray(values).view()
+        return values if _is_ours(values) else np.ascontiguousarray(values).view()
     if values.dtype.kind not in "iu":
         raise ArrayError("token ids must be integers")
     if values.size and (int(values.min()) < 0 or int(values.max()) > _INT32_MAX):
@@ -178,11 +189,13 @@ def _floats_of_array(values: AnyArray) -> FloatArray:
         raise ArrayError("log probabilities must have one dimension")
     if values.dtype.kind not in "fiu":
         raise ArrayError("log probabilities must be numbers")
+    if values.dtype == _FLOATS and _is_ours(values):
+        return _finite(values)
     return _finite(np.ascontiguousarray(values, dtype=np.float64).view())
 
 
 def _finite(values: FloatArray) -> FloatArray:
-    if not np.isfinite(values).all():
+    if not np.logical_and.reduce(np.isfinite(values)):
         raise ArrayError("log probabilities must be finite")
     return values
 
