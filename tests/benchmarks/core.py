@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import orjson
@@ -38,6 +39,7 @@ def core_rows(rounds: int, *, quick: bool) -> list[Row]:
             "packed": lambda: through(packed),
         },
         rounds,
+        time.process_time,
     )
     received, size = sum(map(len, json)), len(codec.encode_result(built[-1]))
     sizes = Figure.of([size / received])

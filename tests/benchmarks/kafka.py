@@ -29,7 +29,7 @@ from tests.benchmarks.rollouts import Shape, by_reference, plain, rollout
 
 SERVERS_ENV = "KAFKA_BOOTSTRAP_SERVERS"
 PARTITIONS = 4
-ROUND_S_MAX = 120.0
+ROUND_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)

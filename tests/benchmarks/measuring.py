@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Job = Callable[[], Any]
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +56,21 @@ class Row:
         return f"{'≥' if self.at_least else '≤'} {self.goal:.3g} {self.unit}"
 
 
-def seconds(job: Job) -> float:
+def seconds(job: Job, clock: Clock = time.perf_counter) -> float:
     gc.collect()
-    began = time.perf_counter()
+    began = clock()
     job()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def in_turns(jobs: Mapping[str, Job], rounds: int) -> dict[str, list[float]]:
+def in_turns(
+    jobs: Mapping[str, Job], rounds: int, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each job, ``rounds`` times A B A B …, after one round that does not count."""
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for number in range(rounds + 1):
         for name, job in jobs.items():
-            elapsed = seconds(job)
+            elapsed = seconds(job, clock)
             if number:
                 taken[name].append(elapsed)
     return taken
