@@ -3,6 +3,7 @@ PYTHON ?= python3
 KAFKA_PORT ?= 9092
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ LIGHT := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos check format kafka schemas clean
+.PHONY: help demo test chaos bench check format kafka schemas clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +25,9 @@ test: $(DEV) ## run all tests (PYTEST_ARGS= adds arguments)
 
 chaos: $(DEV) ## kill, freeze, cut and truncate on a real broker; figures of each fault (CHAOS_ARGS= adds arguments)
 	PYTHONPATH=.:deploy/kafka-local $(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+bench: $(DEV) ## run the benchmarks and write docs/benchmarks.md (BENCH_ARGS= adds arguments, such as --only build)
+	PYTHONPATH=.:deploy/kafka-local $(BIN)/python -m tests.benchmarks --write docs/benchmarks.md $(BENCH_ARGS)
 
 check: $(DEV) ## lint, format check, types, import rules
 	$(BIN)/ruff check .

@@ -6,15 +6,14 @@ contiguous values. In memory it is a read-only numpy array. Everything is checke
 
 from __future__ import annotations
 
-import binascii
 from array import array
-from base64 import b64encode
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pybase64
 
 from freezepoint_schemas.errors import ArrayError
 
@@ -31,6 +30,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f64": np.dtype("<f8"),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_TOKENS = np.dtype(np.int32)
+_FLOATS = np.dtype(np.float64)
 _INT32_MAX = 2**31 - 1
 _DIMENSIONS_MAX = 8
 
@@ -47,7 +48,7 @@ def unpack(packed: Mapping[str, Any]) -> AnyArray:
     if not isinstance(data, str):
         raise ArrayError("data must be a base64 string")
     try:
-        raw = binascii.a2b_base64(data, strict_mode=True)
+        raw = pybase64.b64decode(data, validate=True)
     except ValueError as error:
         raise ArrayError(f"data is no base64: {error}") from None
     if len(raw) % dtype.itemsize:
@@ -83,7 +84,7 @@ def pack(values: AnyArray) -> dict[str, Any]:
     if name is None:
         raise ArrayError(f"dtype {values.dtype} has no packed form")
     flat = np.ascontiguousarray(values, dtype=DTYPES[name])
-    packed: dict[str, Any] = {"dtype": name, "data": b64encode(flat.data).decode("ascii")}
+    packed: dict[str, Any] = {"dtype": name, "data": pybase64.b64encode_as_string(flat.data)}
     if values.ndim > 1:
         packed["shape"] = list(values.shape)
     return packed
@@ -100,26 +101,57 @@ def token_ids(value: Any) -> TokenArray:
 
     :raises ArrayError: not whole numbers, negative, or beyond int32.
     """
+    if isinstance(value, list):
+        return frozen(_tokens_of_list(value))
     if isinstance(value, np.ndarray):
         return frozen(_tokens_of_array(value))
     if isinstance(value, Mapping):
         return frozen(_tokens_of_array(unpack(value)))
-    if not isinstance(value, list):
-        raise ArrayError("token ids must be an array of integers or a packed array")
-    if not set(map(type, value)) <= {int}:
-        raise ArrayError("token ids must be integers")
+    raise ArrayError("token ids must be an array of integers or a packed array")
+
+
+def _tokens_of_list(value: list[Any]) -> TokenArray:
+    """Of the array types, the unsigned ones take a list fastest, and refuse by themselves what is no integer."""
     try:
-        tokens = np.frombuffer(array("i", value), dtype=np.int32)
+        tokens = np.frombuffer(array("I", value), dtype=np.int32)
+    except TypeError:
+        raise ArrayError("token ids must be integers") from None
     except OverflowError:
-        raise ArrayError("a token id does not fit int32") from None
-    if tokens.size and int(tokens.min()) < 0:
-        raise ArrayError("a token id is negative")
-    return frozen(tokens)
+        raise ArrayError("a token id is negative or does not fit int32") from None
+    if not tokens.size:
+        return tokens
+    low = _lowest(tokens)
+    if low < 0:
+        raise ArrayError("a token id does not fit int32")
+    if low <= 1:
+        _refuse_booleans(value, tokens, "token ids must be integers")
+    return tokens
+
+
+def _refuse_booleans(value: list[Any], read: AnyArray, message: str) -> None:
+    """Only behind a 0 or a 1 can a boolean hide, so that few elements need a look."""
+    suspects = np.flatnonzero((read == 0) | (read == 1)).tolist()
+    if bool in {type(value[index]) for index in suspects}:
+        raise ArrayError(message)
+
+
+def _lowest(values: AnyArray) -> int:
+    return int(np.minimum.reduce(values))  # what values.min() comes to, without its wrapper
+
+
+def _is_ours(values: AnyArray) -> bool:
+    """Whether it may be handed on as it is: read-only already, so that marking it changes nobody's array."""
+    flags = values.flags
+    return flags.c_contiguous and not flags.writeable
 
 
 def _tokens_of_array(values: AnyArray) -> TokenArray:
     if values.ndim != 1:
         raise ArrayError("token ids must have one dimension")
+    if values.dtype == _TOKENS:
+        if values.size and _lowest(values) < 0:
+            raise ArrayError("a token id is negative")
+        return values if _is_ours(values) else np.ascontiguousarray(values).view()
     if values.dtype.kind not in "iu":
         raise ArrayError("token ids must be integers")
     if values.size and (int(values.min()) < 0 or int(values.max()) > _INT32_MAX):
@@ -132,19 +164,24 @@ def log_probs(value: Any) -> FloatArray:
 
     :raises ArrayError: not numbers, NaN or infinite.
     """
+    if isinstance(value, list):
+        return frozen(_floats_of_list(value))
     if isinstance(value, np.ndarray):
         return frozen(_floats_of_array(value))
     if isinstance(value, Mapping):
         return frozen(_floats_of_array(unpack(value)))
-    if not isinstance(value, list):
-        raise ArrayError("log probabilities must be an array of numbers or a packed array")
-    if not set(map(type, value)) <= {int, float}:
-        raise ArrayError("log probabilities must be numbers")
+    raise ArrayError("log probabilities must be an array of numbers or a packed array")
+
+
+def _floats_of_list(value: list[Any]) -> FloatArray:
     try:
         floats = np.frombuffer(array("d", value), dtype=np.float64)
+    except TypeError:
+        raise ArrayError("log probabilities must be numbers") from None
     except OverflowError:
         raise ArrayError("a log probability is out of range") from None
-    return frozen(_finite(floats))
+    _refuse_booleans(value, floats, "log probabilities must be numbers")
+    return _finite(floats)
 
 
 def _floats_of_array(values: AnyArray) -> FloatArray:
@@ -152,11 +189,13 @@ def _floats_of_array(values: AnyArray) -> FloatArray:
         raise ArrayError("log probabilities must have one dimension")
     if values.dtype.kind not in "fiu":
         raise ArrayError("log probabilities must be numbers")
+    if values.dtype == _FLOATS and _is_ours(values):
+        return _finite(values)
     return _finite(np.ascontiguousarray(values, dtype=np.float64).view())
 
 
 def _finite(values: FloatArray) -> FloatArray:
-    if not np.isfinite(values).all():
+    if not np.logical_and.reduce(np.isfinite(values)):
         raise ArrayError("log probabilities must be finite")
     return values
 

@@ -18,6 +18,9 @@ from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 
 _ARRAY_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+_WRITTEN_AGAIN = {
+    model: frozenset(model.model_fields) - frozenset(_ARRAY_FIELDS) for model in set(EVENTS.values())
+}
 _DEPTH_IN_A_RESULT = 16
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -68,9 +71,8 @@ def _require_writable(model: type[InputEvent], fields: dict[str, Any]) -> None:
     """JSON is read to a greater depth than it is written, and an object from memory may hold what JSON cannot (integers
     beyond 64 bit, lone surrogates): what could not be written again, inside a result, is refused before anything
     depends on it. Token arrays have their own check."""
-    nested: Any = [
-        value for name, value in fields.items() if name in model.model_fields and name not in _ARRAY_FIELDS
-    ]
+    written = _WRITTEN_AGAIN[model]
+    nested: Any = [value for name, value in fields.items() if name in written]
     for _ in range(_DEPTH_IN_A_RESULT):
         nested = [nested]
     try:

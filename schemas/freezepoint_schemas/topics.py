@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 ROLLOUT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
 ROLLOUT_ID_BYTES_MAX = 255
@@ -125,6 +126,7 @@ def murmur2(data: bytes) -> int:
     return value ^ (value >> 15)
 
 
+@lru_cache(maxsize=1 << 16)  # a rollout's records come by the hundred, its key is hashed once
 def partition_for(key: bytes, partition_count: int) -> int:
     """The partition of a key under Kafka's default partitioner."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.wire_bytes import measured, standard_rollout
+from tests.benchmarks.rollouts import rollout
+from tests.benchmarks.wire_bytes import measured
 
 
 @pytest.mark.slow
 def test_the_standard_rollout_by_reference_takes_a_thirtieth_of_json() -> None:
-    totals = measured(standard_rollout())
+    totals = measured(rollout())
     assert totals["packed, by reference"] * 30 <= totals["JSON, whole prompts"]

@@ -3,8 +3,7 @@
     python -m tests.benchmarks.wire_bytes [FILE.jsonl[.gz] ...]
 
 Files hold token entries, one a line, in the order in which they were made. Without one it prints the standard rollout
-alone: 100 calls, a first prompt of 8,000 tokens, 400 generated and 600 tool tokens a turn, ids uniform below 150,000,
-and one message item of 200 characters a call.
+(see ``rollouts``) alone.
 """
 
 from __future__ import annotations
@@ -17,45 +16,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import TokenEntry
+from tests.benchmarks.rollouts import rollout
 from tests.memory_transport import memory_sink
 
-CALLS, FIRST_PROMPT, GENERATED, TOOL, VOCABULARY = 100, 8_000, 400, 600, 150_000
 FORMS: dict[str, dict[str, Any]] = {
     "JSON, whole prompts": {"wire": "json", "by_reference": False},
     "packed, whole prompts": {"wire": "packed", "by_reference": False},
     "JSON, by reference": {"wire": "json", "by_reference": True},
     "packed, by reference": {"wire": "packed", "by_reference": True},
 }
-
-
-def standard_rollout() -> Iterator[TokenEntry]:
-    """Its log probabilities are doubles that float32 does not hold: the dearer case."""
-    rng = np.random.default_rng(20)
-    prompt = rng.integers(0, VOCABULARY, FIRST_PROMPT, dtype=np.int32)
-    for number in range(CALLS):
-        generation = rng.integers(0, VOCABULARY, GENERATED, dtype=np.int32)
-        item = {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "x" * 200}],
-        }
-        yield TokenEntry(
-            rollout_id="standard",
-            model_call_id=f"{number:032x}",
-            model="model",
-            prompt_token_ids=prompt,
-            generation_token_ids=generation,
-            generation_log_probs=-rng.exponential(0.5, GENERATED),
-            output_items=[item],
-            token_item_index=0,
-            created_at=1_700_000_000.125 + number,
-        )
-        prompt = np.concatenate([prompt, generation, rng.integers(0, VOCABULARY, TOOL, dtype=np.int32)])
 
 
 def entries_of(path: Path) -> Iterator[TokenEntry]:
@@ -94,7 +67,7 @@ def report(name: str, totals: dict[str, int]) -> None:
 def main(paths: list[str]) -> None:
     for path in paths:
         report(Path(path).name, measured(entries_of(Path(path))))
-    report("standard rollout", measured(standard_rollout()))
+    report("standard rollout", measured(rollout()))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ from tests.events import complete, entry
 from tests.integration.shell import Shell
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FORK = [entry("fork", "m", [1, 2], [3]), entry("fork", "x", [1, 2, 3, 4], [5]), entry("fork", "y", [1, 2, 3, 9], [6])]
+FORK = [
+    entry("fork", "m", [1, 2], [3]),
+    entry("fork", "x", [1, 2, 3, 4], [5]),
+    entry("fork", "y", [1, 2, 3, 9], [6]),
+]
 CHAIN = [entry("chain", "a", [1], [2]), entry("chain", "b", [1, 2, 3], [4])]
 
 
@@ -94,7 +98,9 @@ def test_evidence_of_masked_rollouts_is_kept_by_a_worker(shell: Shell) -> None:
 def large(turns: int = 24, given: int = 3_200, sampled: int = 1_000) -> list[TokenEntry]:
     """A conversation of about 100,000 tokens that forks once, in items that would like to be markup."""
     random = np.random.default_rng(0)
-    evil = "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+    evil = (
+        "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
+    )
     entries: list[TokenEntry] = []
     history = random.integers(0, 150_000, given, dtype=np.int32)
     for turn in range(turns):

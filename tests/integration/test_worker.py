@@ -260,7 +260,9 @@ async def test_the_ledger_says_what_the_results_say(cluster: Cluster, tmp_path: 
     } == {result.rollout_id: (result.snapshot.freeze_offset, result.snapshot.id) for result in results}
 
 
-async def test_until_idle_waits_for_the_partitions_of_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
+async def test_until_idle_waits_for_the_partitions_of_a_killed_worker(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """A worker that is given some partitions only must not take the rest for somebody else's work."""
     transport = await cluster.with_topics()
     events = load(seed=13, rollouts=24)

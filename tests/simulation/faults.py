@@ -100,7 +100,9 @@ class Faults:
 
     async def _loss(self) -> None:
         network = self.broker.network
-        network.losing = self.rng.choice(["", "produce", "commit", "commit transaction", "end", "join", "append"])
+        network.losing = self.rng.choice(
+            ["", "produce", "commit", "commit transaction", "end", "join", "append"]
+        )
         network.loss = self.rng.choice([0.02, 0.1, 0.3])
         await self._for(10.0, 60.0)
         network.loss = 0.0

@@ -37,6 +37,9 @@ class MemoryBudget:
     evidence: EvidenceKeeper | None = None
     _blocked: list[Callable[[], None]] = field(default_factory=list)
     _cores: list[PartitionCore] = field(default_factory=list)
+    _noted: dict[int, int] = field(default_factory=dict)
+    """By a core's ``id``: what it held when it was last looked at; ``_noted_bytes`` is their sum."""
+    _noted_bytes: int = 0
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
@@ -56,10 +59,12 @@ class MemoryBudget:
     def register(self, core: PartitionCore) -> None:
         """Its open logs count from now on."""
         self._cores.append(core)
+        self._note(core)
 
     def unregister(self, core: PartitionCore) -> None:
         """It is given up, and what it has in the spool with it."""
         self._cores = [other for other in self._cores if other is not core]
+        self._noted_bytes -= self._noted.pop(id(core), 0)
         self.spool.free(core.release_spilled())
         for life in core.open.values():
             self.spool.free(life.take_spilled())
@@ -70,9 +75,16 @@ class MemoryBudget:
         released = core.release_spilled()
         if released:
             self.spool.free(released)
-        if self.used_bytes > self.bytes_max:
+        self._note(core)
+        if self._noted_bytes > self.bytes_max:
             self._spill(int(self.bytes_max * RELIEVED))
         self._watch_spool()
+
+    def _note(self, core: PartitionCore) -> None:
+        """One core's change alone: a sum over all partitions with every record would grow with their number."""
+        held = core.memory_bytes
+        self._noted_bytes += held - self._noted.get(id(core), 0)
+        self._noted[id(core)] = held
 
     @property
     def has_room(self) -> bool:
@@ -104,6 +116,8 @@ class MemoryBudget:
 
     def _spill(self, target_bytes: int) -> None:
         """From the partition that holds most, its coldest log first."""
+        for core in self._cores:  # some may hold less by now than was noted
+            self._note(core)
         while self.used_bytes > target_bytes:
             fullest = max(self._cores, key=lambda core: core.memory_bytes)
             coldest = fullest.coldest()
@@ -112,6 +126,7 @@ class MemoryBudget:
             entries = coldest.spill()
             coldest.spilled.append(self.spool.write(entries))
             fullest.account(coldest)
+            self._note(fullest)
 
     def _watch_spool(self) -> None:
         size = self.spool.size_bytes

@@ -14,7 +14,6 @@ from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.ledger import Verdict
 from freezepoint.core.records import OutputRecord
-from freezepoint.core.rollout import memory_of
 from freezepoint.evidence import EvidenceKeeper
 from freezepoint.memory import MemoryBudget
 from freezepoint.settings import WorkerSettings
@@ -64,8 +63,7 @@ def build(
 
 def payload_bytes(log: FrozenLog) -> int:
     """About how much memory a log will hold: decides where it is built and when intake pauses."""
-    resident = sum(memory_of(entry) for entry in (*log.entries, *log.alternatives))
-    return resident + sum(ref.length for ref in log.spilled)
+    return log.memory_bytes + sum(ref.length for ref in log.spilled)
 
 
 class Outbox:

@@ -66,6 +66,7 @@ class PartitionRunner:
         self._wake = asyncio.Event()
         self._memory = memory
         memory.register(core)
+        self._where = f"{core.config.topic_name}[{lease.partition}]"
         self._garbage = DeadLetterGuard(settings.dead_letter_ratio_max, settings.dead_letter_window)
         self._outbox = Outbox(settings, executor, memory, self._wake.set)
         self._renewal: int | None = None
@@ -153,7 +154,7 @@ class PartitionRunner:
             if isinstance(effect, DeadLetter):
                 self._garbage.letter(effect.reason)
         self._memory.relieve(self.core)
-        self._garbage.record(f"{self.core.config.topic_name}[{self.lease.partition}]")
+        self._garbage.record(self._where)
 
     def renew(self, generation: int) -> None:
         """A new assignment gave the partition back: prove it and go on."""

@@ -43,14 +43,23 @@ def body_digest_of(entry: TokenEntry, routes: AnyArray | list[Any] | None) -> by
             option=orjson.OPT_SORT_KEYS,
         )
     )
-    hasher.update(entry.generation_token_ids.astype(_LITTLE_ENDIAN_TOKENS, copy=False).data)
-    hasher.update(entry.generation_log_probs.astype(_LITTLE_ENDIAN_FLOATS, copy=False).data)
+    hasher.update(_as(_LITTLE_ENDIAN_TOKENS, entry.generation_token_ids))
+    hasher.update(_as(_LITTLE_ENDIAN_FLOATS, entry.generation_log_probs))
     _update_routes(hasher, routes)
     return hasher.digest()
 
 
+def _as(dtype: np.dtype[Any], values: AnyArray) -> memoryview:
+    """Their bytes, contiguous and in this byte order: on nearly every machine without a copy."""
+    if values.dtype == dtype and values.flags.c_contiguous:
+        return values.data
+    return np.ascontiguousarray(values, dtype=dtype).data
+
+
 def _update_routes(hasher: xxhash.xxh3_128, routes: AnyArray | list[Any] | None) -> None:
-    if isinstance(routes, np.ndarray):
+    if routes is None:
+        hasher.update(b"null")
+    elif isinstance(routes, np.ndarray):
         hasher.update(orjson.dumps([routes.dtype.str, routes.shape]))
         hasher.update(np.ascontiguousarray(routes).data)
     else:
@@ -62,13 +71,13 @@ def prompt_form(entry: TokenEntry) -> bytes:
     prefix = entry.prompt_prefix
     reference = None if prefix is None else [prefix.call_id, prefix.length, prefix.digest]
     hasher = xxhash.xxh3_128(orjson.dumps(reference))
-    hasher.update(entry.prompt_token_ids.astype(_LITTLE_ENDIAN_TOKENS, copy=False).data)
+    hasher.update(_as(_LITTLE_ENDIAN_TOKENS, entry.prompt_token_ids))
     return hasher.digest()
 
 
 def tokens_digest(tokens: TokenArray) -> bytes:
     """xxh3-128 of tokens as little-endian int32 (16 bytes; in hex a prompt prefix's ``digest``)."""
-    return xxhash.xxh3_128_digest(tokens.astype(_LITTLE_ENDIAN_TOKENS, copy=False).data)
+    return xxhash.xxh3_128_digest(_as(_LITTLE_ENDIAN_TOKENS, tokens))
 
 
 def payload_digest(entry: TokenEntry, prompt_digest: bytes | None = None) -> bytes:

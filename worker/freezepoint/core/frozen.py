@@ -5,8 +5,8 @@ Making it is cheap; what is expensive (resolving references, hashing, building) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from freezepoint_schemas.events import RolloutCancelled, RolloutClear, RolloutComplete, TokenEntry
 from freezepoint_schemas.reasons import Reason
@@ -43,6 +43,8 @@ class FrozenLog:
     ``marks``: (call id or "", reason) of incomplete captures. ``faults``: reasons that lost, bad or conflicting
     records mask the rollout with. ``closing``: what froze it. ``dispatch``: the clear that opened the life,
     if one did. ``spilled``: where the rest of the entries are; see :meth:`with_entries`.
+    ``memory_bytes``: about what the entries hold in memory. ``bodies``: body digests by call id, of the kept entries, as
+    far as they are known; whoever needs another computes it.
     """
 
     rollout_id: str
@@ -58,6 +60,8 @@ class FrozenLog:
     faults: frozenset[Reason] = frozenset()
     dispatch: RolloutClear | None = None
     spilled: tuple[SpillRef, ...] = ()
+    memory_bytes: int = field(default=0, compare=False)
+    bodies: Mapping[str, bytes] = field(default_factory=dict, compare=False)
 
     def with_entries(self, entries: Iterable[TokenEntry]) -> FrozenLog:
         """The whole log, given the entries that were spilled: the first of each call id is the kept one."""

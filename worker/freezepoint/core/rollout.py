@@ -230,6 +230,8 @@ class RolloutLog:
             faults=self._final_faults(),
             dispatch=self.dispatch,
             spilled=tuple(self.spilled),
+            memory_bytes=self.memory_bytes,
+            bodies={call_id: known.body for call_id, known in self._known.items()},
         )
 
     def entries(self) -> list[TokenEntry]:

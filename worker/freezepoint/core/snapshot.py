@@ -115,7 +115,7 @@ def take_snapshot(log: FrozenLog) -> Snapshot:
     )
     return Snapshot(
         rollout_id=log.rollout_id,
-        id=_content_id(log, content, dangling, _payloads(tree, calls, set_aside)),
+        id=_content_id(log, content, dangling, _payloads(log, tree, calls, set_aside)),
         version=len(kept) + len(log.intents) + len(log.cancelled) + len(log.marks) + len(log.faults) + 1,
         tree=tree,
         calls=tuple(sorted(calls, key=lambda call: (call.prompt_length, call.call_id))),
@@ -254,14 +254,20 @@ def _lost_terminal(terminal: Terminal | None, recorded: int) -> set[Reason]:
 
 
 def _payloads(
-    tree: PrefixTree, calls: Iterable[ResolvedCall], set_aside: Iterable[tuple[TokenEntry, NotDelivered]]
+    log: FrozenLog,
+    tree: PrefixTree,
+    calls: Iterable[ResolvedCall],
+    set_aside: Iterable[tuple[TokenEntry, NotDelivered]],
 ) -> list[tuple[str, str]]:
     """(call id, payload digest) of every recorded call, by call id; how an unresolved prompt is written
     stands in for its tokens."""
     payloads = [
         (
             call.call_id,
-            joined_digest(body_digest_of(call.entry, call.routes), tree.digest(call.prompt_node)).hex(),
+            joined_digest(
+                log.bodies.get(call.call_id) or body_digest_of(call.entry, call.routes),
+                tree.digest(call.prompt_node),
+            ).hex(),
         )
         for call in calls
     ]

@@ -16,7 +16,7 @@ from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
 from freezepoint.transport.kafka.sending import send_all, split_all
 from freezepoint.transport.ports import Position
 
-LINGER_MS = 2
+LINGER_MS = 0
 
 
 class KafkaProducer:

@@ -1,0 +1,327 @@
+"""A worker on a real broker against a bare aiokafka consumer of the same bytes, with the same client settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiokafka import AIOKafkaProducer
+from aiokafka.structs import TopicPartition
+
+from freezepoint.core.records import OutputRecord
+from freezepoint.settings import KafkaSettings, WorkerSettings
+from freezepoint.sink import TokenSink
+from freezepoint.transport.kafka import KafkaTransport
+from freezepoint.transport.kafka.client import Clients
+from freezepoint.worker import Worker, WorkerSummary
+from freezepoint_schemas import codec
+from freezepoint_schemas.events import RolloutComplete, TokenEntry
+from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
+from tests.benchmarks.measuring import Figure, Row, ratio
+from tests.benchmarks.rollouts import Shape, by_reference, plain, rollout
+
+SERVERS_ENV = "KAFKA_BOOTSTRAP_SERVERS"
+PARTITIONS = 4
+ROUND_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is prefilled: copies of one rollout under many ids. ``complete``: whether they end."""
+
+    name: str
+    values: Sequence[bytes]
+    copies: int
+    complete: bool = True
+
+    @property
+    def records(self) -> int:
+        return self.copies * (len(self.values) + self.complete)
+
+    @property
+    def bytes(self) -> int:
+        return self.copies * sum(map(len, self.values))
+
+    def output(self) -> Iterator[OutputRecord]:
+        """The model servers' order: all rollouts go on at the same time."""
+        keys = [f"{self.name}-{number}" for number in range(self.copies)]
+        for value in self.values:
+            for key in keys:
+                body = value.replace(b'"rollout_id":"standard"', b'"rollout_id":"' + key.encode() + b'"')
+                yield OutputRecord(Topic.TOKENS, key.encode(), body)
+        for key in keys if self.complete else ():
+            event = RolloutComplete(rollout_id=key, n_calls=len(self.values))
+            yield OutputRecord(Topic.TOKENS, key.encode(), codec.encode_event(event))
+
+
+def whole_packed(entries: Sequence[TokenEntry]) -> list[bytes]:
+    return [codec.encode_event(entry, packed=True) for entry in entries]
+
+
+def loads(megabytes: int) -> dict[str, Load]:
+    """Records of about 100 KB, plain and packed, and of about 1 KB, so many that each load has about these megabytes
+    (a third for the small ones)."""
+    large_json = plain(list(rollout(Shape(10, 12_000, 200, 300))))
+    large_packed = whole_packed(list(rollout(Shape(10, 14_000, 400, 600))))
+    small = by_reference(list(rollout(Shape(20, 40, 20, 20))))
+    sizes = {"json-100k": large_json, "packed-100k": large_packed, "small-1k": small}
+    made = {}
+    for name, values in sizes.items():
+        wanted = megabytes * 1_000_000 // (3 if name == "small-1k" else 1)
+        made[name] = Load(name, values, max(PARTITIONS, wanted // sum(map(len, values))))
+    replay = max(PARTITIONS, 2 * megabytes * 1_000_000 // sum(map(len, large_packed)))
+    return made | {"replay": Load("replay", large_packed, replay, complete=False)}
+
+
+@dataclass(frozen=True)
+class _Round(TopicNames):
+    """The tokens topic of a load, and all other topics anew: each round is a group of its own, and a ledger has one."""
+
+    tokens: str = ""
+
+    def __getitem__(self, topic: Topic) -> str:
+        return self.tokens if topic is Topic.TOKENS else super().__getitem__(topic)
+
+
+class Bench:
+    """Everything on one broker under one unique prefix."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.prefix = f"bench-{uuid.uuid4().hex[:8]}-"
+        self.settings = KafkaSettings()
+
+    def transport(self, names: TopicNames) -> KafkaTransport:
+        return KafkaTransport(self.bootstrap, names, self.settings)
+
+    async def prefill(self, load: Load) -> TopicNames:
+        names = TopicNames(f"{self.prefix}{load.name}-")
+        async with self.transport(names) as transport:
+            await transport.admin().apply(topic_specs(names, PARTITIONS))
+            producer = await transport.producer()
+            batch: list[OutputRecord] = []
+            for record in load.output():
+                batch.append(record)
+                if len(batch) == 200:
+                    await producer.send(batch)
+                    batch = []
+            await producer.send(batch)
+        return names
+
+    async def bare(self, topic: str, records: int, work: Callable[[bytes], Any] | None) -> float:
+        """Seconds a record, from the first batch to the last."""
+        consumer = Clients(self.bootstrap, self.settings).consumer()
+        await consumer.start()
+        try:
+            sources = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+            consumer.assign(sources)
+            for source in sources:
+                consumer.seek(source, 0)
+            pace = _Pace(records)
+            while not pace.ended:
+                batches = await consumer.getmany(timeout_ms=200, max_records=500)
+                seen = 0
+                for messages in batches.values():
+                    seen += len(messages)
+                    if work is not None:
+                        for message in messages:
+                            work(message.value)
+                pace.seen(pace.count + seen)
+            return pace.seconds
+        finally:
+            await consumer.stop()
+
+    async def worker(self, tokens: str, load: Load) -> float:
+        """Seconds a record, from the first batch until everything is folded in and every result is committed."""
+        name = f"{self.prefix}{uuid.uuid4().hex[:6]}-"
+        names = _Round(name, tokens)
+        stop, pace = asyncio.Event(), _Pace(load.records)
+
+        def progress(summary: WorkerSummary) -> None:
+            published = summary.results == load.copies or not load.complete
+            pace.seen(summary.records if published or summary.records < load.records else load.records - 1)
+            if pace.ended:
+                stop.set()
+
+        async with self.transport(names) as transport:
+            await transport.admin().apply(
+                [spec for spec in topic_specs(names, PARTITIONS) if spec.topic is not Topic.TOKENS]
+            )
+            worker = Worker(transport, WorkerSettings(group=name), progress)
+            async with asyncio.timeout(ROUND_S_MAX):
+                await worker.run(stop)
+        return pace.seconds
+
+
+class _Pace:
+    """From the first sight of records to the last: what came at once with the first sight is not counted."""
+
+    def __init__(self, records: int) -> None:
+        self.count = 0
+        self._records = records
+        self._first: tuple[float, int] | None = None
+        self._last = 0.0
+
+    def seen(self, count: int) -> None:
+        now = time.perf_counter()
+        if count and self._first is None:
+            self._first = (now, count)
+        self.count, self._last = count, now
+
+    @property
+    def ended(self) -> bool:
+        return self.count >= self._records
+
+    @property
+    def seconds(self) -> float:
+        assert self._first is not None
+        began, before = self._first
+        return max(1e-9, self._last - began) / max(1, self._records - before)
+
+
+async def _against_bare(
+    bench: Bench, load: Load, rounds: int, work: Callable[[bytes], Any] | None
+) -> tuple[Figure, str]:
+    names = await bench.prefill(load)
+    topic = names[Topic.TOKENS]
+    bare: list[float] = []
+    ours: list[float] = []
+    for _ in range(rounds):
+        bare.append(await bench.bare(topic, load.records, work))
+        ours.append(await bench.worker(topic, load))
+    size = load.bytes / load.records
+    speed = [
+        f"{1 / statistics.median(s):,.0f}/s, {size / statistics.median(s) / 1e6:,.0f} MB/s"
+        for s in (ours, bare)
+    ]
+    return ratio(bare, ours), f"worker {speed[0]}; bare {speed[1]}; records of {size:,.0f} bytes"
+
+
+async def _sink_put(bench: Bench, rounds: int) -> Row:
+    """The same bytes, in turns: a put, and a bare ``send_and_wait``."""
+    names = TopicNames(f"{bench.prefix}put-")
+    async with bench.transport(names) as transport:
+        await transport.admin().apply(topic_specs(names, PARTITIONS))
+    entry = next(rollout(Shape(1, 2_000, 400, 0)))
+    sink = TokenSink(broker=f"kafka://{bench.bootstrap}", topic_prefix=names.prefix)
+    producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap, acks="all", enable_idempotence=True)
+    await producer.start()
+    put: list[float] = []
+    bare: list[float] = []
+    try:
+        for number in range(rounds + 10):
+            call = entry.model_copy(update={"rollout_id": f"put-{number}"})
+            key, value = call.rollout_id.encode(), codec.encode_event(call, packed=True)
+            bare.append(await _elapsed(producer.send_and_wait(names[Topic.TOKENS], value, key)))
+            put.append(await _elapsed(sink.put(call)))
+    finally:
+        await producer.stop()
+        await sink.close()
+    put, bare = put[10:], bare[10:]  # connecting, and the first batches
+    each = max(1, len(put) // 5)
+    medians = [
+        [statistics.median(taken[start : start + each]) for start in range(0, len(taken) - each + 1, each)]
+        for taken in (put, bare)
+    ]
+    note = f"put {1000 * statistics.median(put):.2f} ms, bare {1000 * statistics.median(bare):.2f} ms"
+    return Row(
+        "sink", "sink `put` on Kafka", "`send_and_wait` of the same bytes", ratio(*medians), 1.3, note=note
+    )
+
+
+async def _elapsed(work: Awaitable[Any]) -> float:
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
+
+
+async def _latency(bench: Bench, load: Load, rate: float) -> list[Row]:
+    """From a complete event's acknowledgement to its result, read committed. Worker and client share one process here."""
+    names = TopicNames(f"{bench.prefix}latency-")
+    rollouts = load.copies
+    done: dict[bytes, float] = {}
+    taken: list[float] = []
+    stop, joined = asyncio.Event(), asyncio.Event()
+
+    def progress(summary: WorkerSummary) -> None:
+        if summary.partitions == PARTITIONS:
+            joined.set()
+
+    async with bench.transport(names) as transport, asyncio.timeout(ROUND_S_MAX):
+        await transport.admin().apply(topic_specs(names, PARTITIONS))
+        producer, reader = await transport.producer(), await transport.reader(Topic.TRAJECTORIES)
+        worker = asyncio.create_task(
+            Worker(transport, WorkerSettings(group=names.prefix), progress).run(stop)
+        )
+        records = list(load.output())
+        await producer.send(records[:-rollouts])
+
+        async def complete(record: OutputRecord) -> None:
+            await producer.send([record])
+            done[record.key or b""] = time.perf_counter()
+
+        async def read() -> None:
+            while len(taken) < rollouts:
+                for record in await reader.poll(0.5, 500):
+                    now = time.perf_counter()
+                    taken.append(now - done.get(record.key or b"", now))
+
+        reading = asyncio.create_task(read())
+        await joined.wait()
+        sends = []
+        for record in records[-rollouts:]:
+            sends.append(asyncio.create_task(complete(record)))
+            await asyncio.sleep(1 / rate)
+        await asyncio.gather(reading, *sends)
+        stop.set()
+        await worker
+    taken.sort()
+    note = f"{rollouts} rollouts at {rate:g}/s"
+    p50, p99 = (1000 * taken[min(len(taken) - 1, int(len(taken) * part))] for part in (0.5, 0.99))
+    what = "complete acknowledged → result readable"
+    return [
+        Row("latency", f"{what}, p50", "–", Figure.of([p50]), 30, unit="ms", note=note),
+        Row("latency", f"{what}, p99", "–", Figure.of([p99]), 150, unit="ms", note=note),
+    ]
+
+
+def servers() -> str | None:
+    return os.environ.get(SERVERS_ENV)
+
+
+def kafka_rows(bootstrap: str, rounds: int, wanted: Callable[[str], bool], *, quick: bool) -> list[Row]:
+    made = loads(4 if quick else 60)
+    latency = by_reference(list(rollout(Shape(2, 40, 20, 20))))
+    load = Load("latency", latency, 20 if quick else 1_000)
+    return asyncio.run(_rows(Bench(bootstrap), rounds, wanted, made | {"latency": load}))
+
+
+async def _rows(bench: Bench, rounds: int, wanted: Callable[[str], bool], made: dict[str, Load]) -> list[Row]:
+    cases = {
+        "json-100k": (
+            "worker on Kafka, 100 KB records, plain JSON",
+            "a bare consumer that calls `orjson.loads`",
+            0.7,
+        ),
+        "packed-100k": ("worker on Kafka, 100 KB records, packed", "a bare consumer that does nothing", 0.7),
+        "small-1k": ("worker on Kafka, 1 KB records", "a bare consumer that does nothing", 0.4),
+        "replay": ("restart: replay of open rollouts", "a bare consumer over the same range", 0.5),
+    }
+    rows: list[Row] = []
+    for name, (what, against, goal) in cases.items():
+        if wanted(name):
+            work = orjson.loads if name == "json-100k" else None
+            value, note = await _against_bare(bench, made[name], rounds, work)
+            rows.append(Row(name, what, against, value, goal, at_least=True, note=note))
+    if wanted("sink"):
+        rows.append(await _sink_put(bench, 40 * rounds))
+    if wanted("latency"):
+        rows += await _latency(bench, made["latency"], 200)
+    return rows
