@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import cast
 
 from freezepoint.errors import BrokerError
+from freezepoint.transport.ports import Transport
 from freezepoint.worker import Worker
 from tests.simulation.broker import Broker
 from tests.simulation.client import SimTransport
@@ -53,7 +55,8 @@ class Host:
 
     async def _work(self, transport: SimTransport, stop: asyncio.Event) -> None:
         executor = SlowExecutor(self._rng, self._plan.build_delay_s)
-        worker = Worker(transport, self._settings, executor=executor)
+        # What a worker needs of a transport; subscriptions are a trainer's.
+        worker = Worker(cast("Transport", transport), self._settings, executor=executor)
         try:
             await worker.run(stop)
         except (Killed, asyncio.CancelledError):

@@ -16,6 +16,7 @@ from freezepoint.transport.splitting import split_record
 from freezepoint_schemas.topics import Topic, partition_for
 from tests.simulation.broker import Broker
 from tests.simulation.clock import Process
+from tests.simulation.groups import SESSION_S
 from tests.simulation.log import Log
 from tests.simulation.membership import Delivery, Membership
 from tests.simulation.transactions import TIMEOUT_S
@@ -186,6 +187,10 @@ class SimMember:
         self._process = process
         self._record_bytes_max = record_bytes_max
         self._reported = 0
+
+    @property
+    def session_timeout_s(self) -> float:
+        return SESSION_S
 
     async def poll(self, timeout_s: float, records_max: int) -> Poll:
         """A new generation is reported at once, before any record of it."""

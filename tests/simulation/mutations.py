@@ -217,7 +217,7 @@ def record_no_clear(_: Any) -> Any:
 @_mutation(LedgerBook, "changed")
 def write_a_clear_before_its_freeze(changed: Any) -> Any:
     def eager(self: LedgerBook, release: Callable[[int], None]) -> Any:
-        waiting, self._freezes = self._freezes, type(self._freezes)(self._freezes.default_factory)
+        waiting, self._freezes = self._freezes, type(self._freezes)()
         yield from changed(self, release)
         self._freezes = waiting
 

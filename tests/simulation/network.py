@@ -42,16 +42,16 @@ class Network:
         self,
         process: Process,
         name: str,
-        serve: Callable[[], T | Awaitable[T]],
+        serve: Callable[[], Any],
         timeout_s: float = TIMEOUT_S,
-    ) -> T:
+    ) -> Any:
         """Have the broker serve it.
 
         :raises BrokerUnavailableError: no answer; it may have been served, or may be still.
         """
         process.require_alive()
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
+        answer: asyncio.Future[Any] = loop.create_future()
         arrives_s, answered = self._fate(process, name)
         if arrives_s is not None:
             arrive = _Arrival(self, process, name, serve, answer if answered else None)
