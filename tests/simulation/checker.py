@@ -171,7 +171,7 @@ class Checker:
         """No watermark was ever beyond what was not committed by then."""
         letters = self.broker.monitor.letters[facts.partition]
         for item in self.broker.monitor.progress[facts.partition]:
-            applied, watermark = item.record.applied_offset, item.record.watermark
+            watermark = item.record.watermark
             for letter in letters:
                 if letter.offset < watermark and letter.commit > item.commit:
                     yield f"watermark {watermark} passed the dead letter at {letter.offset}"

@@ -115,7 +115,7 @@ class _Step(asyncio.Handle):
     def _run(self) -> None:
         process = self._context.get(PROCESS)
         if process is None or process.admits(self):
-            super()._run()  # type: ignore[misc]  # the one method of a handle that its stub leaves out
+            super()._run()
 
 
 class _TimedStep(asyncio.TimerHandle):
@@ -125,7 +125,7 @@ class _TimedStep(asyncio.TimerHandle):
     def _run(self) -> None:
         process = self._context.get(PROCESS)
         if process is None or process.admits(self):
-            super()._run()  # type: ignore[misc]  # see above
+            super()._run()
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -150,7 +150,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def resubmit(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)
 
-    def call_at(
+    def call_at(  # type: ignore[override]  # the stub ties arguments to the callback; that changes nothing here
         self,
         when: float,
         callback: Callable[..., Any],
@@ -192,7 +192,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.cancelled():
-                handle._run()  # type: ignore[attr-defined]  # the one method of a handle that its stub leaves out
+                handle._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It is passed over when its time comes."""
@@ -206,9 +206,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.problems.append(f"{context['message']}: {error!r}")
 
 
-def _task_of_process(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
-) -> asyncio.Task[Any]:
+def _task_of_process(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
     process = PROCESS.get(None)
     if process is not None:

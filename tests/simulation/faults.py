@@ -100,7 +100,9 @@ class Faults:
 
     async def _loss(self) -> None:
         network = self.broker.network
-        network.losing = self.rng.choice(["", "produce", "commit", "commit transaction", "end", "join", "append"])
+        network.losing = self.rng.choice(
+            ["", "produce", "commit", "commit transaction", "end", "join", "append"]
+        )
         network.loss = self.rng.choice([0.02, 0.1, 0.3])
         await self._for(10.0, 60.0)
         network.loss = 0.0
@@ -115,7 +117,7 @@ class Faults:
         """A client that gets no records for a while, although everything else works."""
         host = self._host()
         if host is not None and host.transport is not None and host.transport.member is not None:
-            lasts_s = self.rng.random() * self.rng.choice([20.0, 300.0])
+            lasts_s = self.rng.random() * self.rng.choice([20.0, 3 * self.plan.settings.rollout_timeout_s])
             membership = host.transport.member.membership
             membership.stalled_until = asyncio.get_running_loop().time() + lasts_s
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from freezepoint.errors import BrokerUnavailableError
 from tests.simulation.clock import Process
@@ -38,20 +38,30 @@ class Network:
     def reaches(self, process: Process) -> bool:
         return not self.down and process not in self.cut
 
+    @overload
+    async def request(
+        self, process: Process, name: str, serve: Callable[[], Coroutine[Any, Any, T]], timeout_s: float = ...
+    ) -> T: ...
+
+    @overload
+    async def request(
+        self, process: Process, name: str, serve: Callable[[], T], timeout_s: float = ...
+    ) -> T: ...
+
     async def request(
         self,
         process: Process,
         name: str,
-        serve: Callable[[], T | Awaitable[T]],
+        serve: Callable[[], Any],
         timeout_s: float = TIMEOUT_S,
-    ) -> T:
+    ) -> Any:
         """Have the broker serve it.
 
         :raises BrokerUnavailableError: no answer; it may have been served, or may be still.
         """
         process.require_alive()
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
+        answer: asyncio.Future[Any] = loop.create_future()
         arrives_s, answered = self._fate(process, name)
         if arrives_s is not None:
             arrive = _Arrival(self, process, name, serve, answer if answered else None)
