@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from freezepoint.core.records import InputRecord, OutputRecord
-from freezepoint.transport.ports import TopicFinding
+from freezepoint.transport.ports import (
+    FROM_THE_BEGINNING,
+    GroupMember,
+    Position,
+    Producer,
+    Reader,
+    StartAt,
+    Subscription,
+    TopicAdmin,
+    TopicFinding,
+)
 from freezepoint.transport.splitting import split_record
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, partition_for
 from tests.simulation.broker import Broker
@@ -26,18 +36,23 @@ class SimProducer:
         self._process = process
         self._record_bytes_max = record_bytes_max
 
-    async def send(self, records: Sequence[OutputRecord]) -> None:
-        for record in records:
-            for part in split_record(record, self._record_bytes_max):
-                await self._append(part)
+    async def send(self, records: Sequence[OutputRecord]) -> list[Position]:
+        return [await self._send(record) for record in records]
 
-    async def _append(self, record: OutputRecord) -> None:
+    async def _send(self, record: OutputRecord) -> Position:
+        *first, last = split_record(record, self._record_bytes_max)
+        for part in first:
+            await self._append(part)
+        return await self._append(last)
+
+    async def _append(self, record: OutputRecord) -> Position:
         partition = record.partition
         if partition is None:
             partition = partition_for(record.key or b"", self._broker.partitions)
-        await self._broker.network.request(
+        appended = await self._broker.network.request(
             self._process, f"append to {partition}", lambda: self._broker.append(record, partition)
         )
+        return Position(appended.partition, appended.offset)
 
     async def close(self) -> None: ...
 
@@ -101,22 +116,25 @@ class SimTransport:
     def names(self, names: TopicNames) -> None:
         raise AttributeError("the simulated cluster has its names")
 
-    async def producer(self) -> SimProducer:
+    async def producer(self) -> Producer:
         return SimProducer(self.broker, self.process, self.record_bytes_max)
 
-    async def join(self, group: str) -> SimMember:
+    async def join(self, group: str) -> GroupMember:
         self.process.require_alive()
         self.member = SimMember(self.broker, self.process, self.rng, self.record_bytes_max)
         return self.member
 
+    async def subscribe(self, topic: Topic, group: str, start: StartAt = FROM_THE_BEGINNING) -> Subscription:
+        raise NotImplementedError("nothing here reads results together with others")
+
     async def reader(
         self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
-    ) -> SimReader:
+    ) -> Reader:
         wanted = range(self.broker.partitions) if partitions is None else partitions
         logs = [self.broker.log(topic, partition) for partition in wanted]
         return SimReader(logs, {log: offset for log in logs if (offset := (start or {}).get(log.partition))})
 
-    def admin(self) -> SimAdmin:
+    def admin(self) -> TopicAdmin:
         return SimAdmin(self.broker, self.process)
 
     async def close(self) -> None: ...

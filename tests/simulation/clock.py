@@ -150,7 +150,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def resubmit(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override]  # the stub ties arguments to the callback; that changes nothing here
         self,
         when: float,
         callback: Callable[..., Any],
@@ -206,9 +206,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.problems.append(f"{context['message']}: {error!r}")
 
 
-def _task_of_process(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
-) -> asyncio.Task[Any]:
+def _task_of_process(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
     process = PROCESS.get(None)
     if process is not None:

@@ -117,7 +117,7 @@ class Faults:
         """A client that gets no records for a while, although everything else works."""
         host = self._host()
         if host is not None and host.transport is not None and host.transport.member is not None:
-            lasts_s = self.rng.random() * self.rng.choice([20.0, 300.0])
+            lasts_s = self.rng.random() * self.rng.choice([20.0, 3 * self.plan.settings.rollout_timeout_s])
             membership = host.transport.member.membership
             membership.stalled_until = asyncio.get_running_loop().time() + lasts_s
 

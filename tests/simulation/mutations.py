@@ -7,6 +7,7 @@ that somebody could make.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +28,6 @@ from freezepoint_schemas.ledger import PROGRESS_KEY
 from freezepoint_schemas.topics import Topic
 from tests.simulation.clock import PROCESS
 from tests.simulation.leasing import Publisher, SimLease, SimMember
-from tests.simulation.membership import Membership
 
 Mutation = Callable[[Any], Any]
 """Given what is there, what to put in its place."""
@@ -110,15 +110,11 @@ def skip_the_ownership_proof(_: Any) -> Any:
     return prove
 
 
-@_mutation(Membership, "require")
-def believe_a_proof_of_another_generation(_: Any) -> Any:
-    return lambda self, partition, epoch=None: None
-
-
 @_mutation(SimMember, "acquire")
 def read_the_ledger_before_fencing(acquire: Any) -> Any:
     async def too_early(self: SimMember, partition: int) -> SimLease:
         ledger = await self._ledger(partition)
+        await asyncio.sleep(5.0)
         lease: SimLease = await acquire(self, partition)
         lease.ledger = ledger
         return lease
@@ -217,7 +213,7 @@ def record_no_clear(_: Any) -> Any:
 @_mutation(LedgerBook, "changed")
 def write_a_clear_before_its_freeze(changed: Any) -> Any:
     def eager(self: LedgerBook, release: Callable[[int], None]) -> Any:
-        waiting, self._freezes = self._freezes, type(self._freezes)()
+        waiting, self._freezes = self._freezes, defaultdict(deque)
         yield from changed(self, release)
         self._freezes = waiting
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from freezepoint.errors import BrokerUnavailableError
 from tests.simulation.clock import Process
@@ -37,6 +37,16 @@ class Network:
 
     def reaches(self, process: Process) -> bool:
         return not self.down and process not in self.cut
+
+    @overload
+    async def request(
+        self, process: Process, name: str, serve: Callable[[], Coroutine[Any, Any, T]], timeout_s: float = ...
+    ) -> T: ...
+
+    @overload
+    async def request(
+        self, process: Process, name: str, serve: Callable[[], T], timeout_s: float = ...
+    ) -> T: ...
 
     async def request(
         self,

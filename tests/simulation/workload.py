@@ -153,16 +153,15 @@ class Workload:
 
     def _events_of(self, call: Call) -> Iterator[InputEvent]:
         entry = call.entry
+        rollout_id, call_id = entry.rollout_id, entry.model_call_id
         if call.announced:
-            yield CallIntent(rollout_id=entry.rollout_id, model_call_id=entry.model_call_id)
+            yield CallIntent(rollout_id=rollout_id, model_call_id=call_id)
         if not call.lost:
             yield entry
         elif self.rng.random() < 0.5:
-            yield CaptureIncomplete(
-                rollout_id=entry.rollout_id, model_call_id=entry.model_call_id, reason="lost"
-            )
+            yield CaptureIncomplete(rollout_id=rollout_id, model_call_id=call_id, reason="lost")
         elif self.rng.random() < 0.5:
-            yield CallCancelled(rollout_id=entry.rollout_id, model_call_id=entry.model_call_id)
+            yield CallCancelled(rollout_id=rollout_id, model_call_id=call_id)
         if self.rng.random() < 0.02:
             yield entry.model_copy(update={"finish_reason": "conflict"})
 
