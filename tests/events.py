@@ -102,7 +102,7 @@ def id_on_partition(partition: int, count: int, stem: str = "r") -> str:
 class Bench:
     """A partition at work without any transport: what it publishes is kept, a crash loses what was not.
 
-    ``results`` and ``dead_letters`` are what committed readers see, in order.
+    ``results`` (raw in ``result_values``) and ``dead_letters`` are what committed readers see, in order.
     """
 
     def __init__(self, *, partition: int = 0, partition_count: int = 1, **config: Any) -> None:
@@ -117,6 +117,7 @@ class Bench:
         )
         assert not config
         self.results: list[Result] = []
+        self.result_values: list[bytes] = []
         self.dead_letters: list[DeadLetter] = []
         self.ledger: dict[bytes, bytes] = {}
         self.waiting: list[Effect] = []
@@ -156,6 +157,7 @@ class Bench:
                 built = build(effect.log, WorkerSettings())
                 assert built.record.value is not None
                 published.append((effect, built.verdict))
+                self.result_values.append(built.record.value)
                 self.results.append(codec.decode_result(built.record.value))
         for output in self.core.take(published):
             self._write(output)
@@ -176,6 +178,8 @@ class Bench:
                 self.core.book.decided[key.decode()] = Decided.of(codec.decode_ledger(value))
         if progress is not None:
             self.core.dead_letters_through = progress.dead_letters_through
+            self.core.applied_offset = progress.applied_offset
+            self.core.applied_timestamp_ms = progress.applied_timestamp_ms
             self.core.clock.now = progress.clock_seconds
             self.core.clock.marks = list(progress.clock_marks)
         _restore_carried(self.core, self.ledger)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
 
@@ -54,7 +54,7 @@ class Publisher:
         self._producer: Any = None
         self.records = 0
 
-    async def __aenter__(self) -> Publisher:
+    async def __aenter__(self) -> Self:
         self._producer = AIOKafkaProducer(
             bootstrap_servers=self._bootstrap,
             client_id="load",

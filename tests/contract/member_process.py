@@ -18,7 +18,7 @@ from freezepoint_schemas.topics import Topic
 
 
 def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - the parent reads it
+    print(line, flush=True)
 
 
 async def own(member: GroupMember, leases: dict[int, Lease]) -> None:

@@ -1,6 +1,7 @@
 """Ownership and atomic publication, against a real broker."""
 
 import asyncio
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
@@ -107,8 +108,8 @@ async def test_an_assignment_that_changes_during_the_proof_spoils_it(
         commit = member._intake.commit
         joined: list[KafkaMember] = []
 
-        async def commit_then_rebalance(partition: int, offset: int) -> None:
-            await commit(partition, offset)
+        async def commit_then_rebalance(offsets: Mapping[int, int]) -> None:
+            await commit(offsets)
             epoch = member._intake.epoch
             joined.append(await join(second, unique_prefix))
             while member._intake.epoch < epoch + 2:

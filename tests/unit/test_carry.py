@@ -153,3 +153,21 @@ def test_a_clear_forgets_what_was_carried() -> None:
     assert bench.carried_chunks() == 0
     bench.crash()
     assert not bench.core.open
+
+
+def test_a_carried_life_does_not_draw_the_watermark_past_what_is_still_to_be_replayed() -> None:
+    """After a restart it holds an offset ahead of reading. A transaction before reading came there said that nothing
+    below it was needed, and the next restart began without the records of other lives."""
+    stream = records_of([entry("a", "c", [1], [2]), entry("b", "c", [1], [2]), entry("a", "d", [1, 2], [3])])
+    bench = Bench()
+    bench.feed(stream)
+    life = bench.core.open["a"]
+    for output in [*bench.core.carry(life, []), *bench.core.take([])]:
+        bench._write(output)
+    bench.crash()
+    assert bench.core.next_offset == 1
+    bench.commit()
+    assert bench.core.watermark() == 1
+    bench.crash()
+    results = bench.run([*stream, record(3, "b", complete("b")), record(4, "a", complete("a", n_calls=2))])
+    assert [(result.rollout_id, result.reasons) for result in results] == [("b", []), ("a", [])]

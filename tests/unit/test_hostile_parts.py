@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import pytest
 import xxhash
@@ -12,12 +13,15 @@ import xxhash
 from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits, RolloutLog
 from freezepoint.core.watermark import Watermark
+from freezepoint.errors import RecordTooLargeError
+from freezepoint.publishing import record_of
+from freezepoint.transport.splitting import split_record
 from freezepoint_schemas import codec, parts
 from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.headers import PART
 from freezepoint_schemas.parts import PartAssembler, PartError, PartHeader
 from freezepoint_schemas.reasons import Reason
-from tests.events import Bench, cancelled_call, complete, entry, incomplete, intent, record
+from tests.events import Bench, cancelled_call, clear, complete, entry, incomplete, intent, record
 
 BYTES_MAX = 50_000
 GOOD = entry("r", "c1", [1, 2], [3])
@@ -141,4 +145,23 @@ def test_a_watermark_under_one_long_rollout_does_not_remember_all_that_came_afte
     assert len(watermark._heap) < 2_000
     assert watermark.lowest(99) == 0
     watermark.release(0)
-    assert watermark.lowest(99) == 49_990
+    assert watermark.lowest(99_999) == 49_990
+
+
+@pytest.mark.parametrize("fields", [{}, {"group_id": "g", "metadata": {"text": "x" * 100}}])
+def test_a_clear_in_parts_clears_nothing_and_masks(fields: dict[str, Any]) -> None:
+    """Its parts would lie on both sides of it. A replay that begins between them never saw it, and took the parts for
+    an incomplete value of the next life; after a freeze they were late, and so was that whole life."""
+    pieces = split_records(clear("r", **fields), start=1)
+    bench = Bench()
+    (result,) = bench.run([record(0, "r", GOOD), *pieces, record(50, "r", complete("r"))])
+    assert result.reasons == [Reason.INVALID_ENTRY]
+    assert result.snapshot.first_offset == 0
+    assert [letter.offset for letter in bench.dead_letters] == [pieces[-1].offset]
+
+
+def test_a_clear_is_never_split_where_it_is_published() -> None:
+    with pytest.raises(RecordTooLargeError, match="metadata"):
+        list(split_record(record_of(clear("r", metadata="x" * 2_000)), 1_500))
+    assert len(list(split_record(record_of(complete("r", metadata="x" * 2_000)), 1_500))) == 3
+    assert len(list(split_record(record_of(clear("r", metadata="x" * 500)), 1_500))) == 1

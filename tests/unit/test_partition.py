@@ -377,3 +377,18 @@ def test_records_lost_to_retention_mask_the_open_lives_they_belonged_to() -> Non
         ("r", [Reason.INPUT_EXPIRED]),
         ("s", []),
     ]
+
+
+def test_progress_names_the_last_record_applied_by_any_owner_with_its_own_time() -> None:
+    """An owner that publishes before it has replayed so far must not pair an older offset with that record's time: the
+    next one would take the log for another one."""
+    stream = records_of([entry("r", "c", [1], [2]), clear("s"), entry("s", "c", [1], [2])])
+    bench = Bench()
+    bench.run(stream)
+    for fed in (0, 1, 2):
+        bench.crash()
+        bench.run(stream[:fed])
+        progress = bench.progress
+        assert progress is not None
+        assert (progress.watermark, progress.applied_offset) == (0, 2)
+        assert progress.applied_timestamp_ms == stream[2].timestamp_ms

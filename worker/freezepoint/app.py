@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from freezepoint.health import serving
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
 from freezepoint.worker import Worker, WorkerSummary
@@ -27,8 +28,9 @@ async def run_worker(
     stop = stop or asyncio.Event()
     async with connect(settings) as transport:
         worker = Worker(transport, settings.worker, on_progress)
-        with _stops_on_signals(stop):
-            return await worker.run(stop, until_idle=until_idle)
+        async with serving(worker, settings.http.host, settings.http.port):
+            with _stops_on_signals(stop):
+                return await worker.run(stop, until_idle=until_idle)
 
 
 @contextmanager

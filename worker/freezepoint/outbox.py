@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from concurrent.futures import Future as ConcurrentFuture
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from freezepoint.building import result_of
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
@@ -25,10 +25,11 @@ from freezepoint_schemas.topics import Topic
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A result's record, and what the ledger will say of it."""
+    """A result's record, what the ledger will say of it, and when the rollout froze, on the event loop's clock."""
 
     verdict: Verdict
     record: OutputRecord
+    frozen_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -37,6 +38,7 @@ class _Item:
     size_bytes: int
     built: Built | asyncio.Future[Built] | None = None
     job: ConcurrentFuture[Built] | None = None
+    added_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     @property
     def ready(self) -> bool:
@@ -128,7 +130,7 @@ class Outbox:
         built = item.built.result() if isinstance(item.built, asyncio.Future) else item.built
         if built is None:
             raise AssertionError("a freeze without a build")
-        return item.effect, built
+        return item.effect, replace(built, frozen_at=item.added_at)
 
     def abandon(self) -> None:
         """Forget everything: another owner replays it."""

@@ -16,7 +16,7 @@ from freezepoint.simulate import Simulated, Truth
 from freezepoint.transport.ports import Producer
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import InputEvent, RolloutComplete, TokenEntry
+from freezepoint_schemas.events import InputEvent, RolloutClear, RolloutComplete, TokenEntry
 from freezepoint_schemas.topics import Topic, is_rollout_id
 
 BATCH_RECORDS = 500
@@ -91,7 +91,10 @@ class BatchPublisher:
 def record_of(event: InputEvent, *, packed: bool = False) -> OutputRecord:
     """The record that publishes an event."""
     return OutputRecord(
-        Topic.TOKENS, event.rollout_id.encode("ascii"), codec.encode_event(event, packed=packed)
+        Topic.TOKENS,
+        event.rollout_id.encode("ascii"),
+        codec.encode_event(event, packed=packed),
+        whole=isinstance(event, RolloutClear),
     )
 
 
@@ -131,7 +134,8 @@ async def publish_files(
     for number, file in enumerate(files):
         for line in file.lines(_of_file(number, on_position)):
             try:
-                rollout_id = line.rollout_id(line.body())
+                body = line.body()
+                rollout_id = line.rollout_id(body)
             except LineError as error:
                 if on_bad is None:
                     await publisher.flush()
@@ -142,7 +146,8 @@ async def publish_files(
                 skipped += 1
                 continue
             rollouts.add(rollout_id)
-            await publisher.put(OutputRecord(Topic.TOKENS, rollout_id.encode("ascii"), line.raw))
+            whole = codec.event_name(body) == "rollout_clear"
+            await publisher.put(OutputRecord(Topic.TOKENS, rollout_id.encode("ascii"), line.raw, whole=whole))
             if ends.get(rollout_id) == (number, line.number):
                 await publisher.put(record_of(RolloutComplete(rollout_id=rollout_id)))
     await publisher.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from freezepoint.core.carry import load_life
@@ -16,8 +17,12 @@ from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, ProgressRecord
 
 
-async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> PartitionCore:
+async def restore(
+    lease: Lease, settings: WorkerSettings, topic_name: str, counters: Counter[str] | None = None
+) -> PartitionCore:
     """The fold of the leased partition; reading starts at its ``next_offset``.
+
+    :param counters: where it counts what happens, shared by all partitions.
 
     :raises ConfigurationError: the ledger is not this topic's or group's, or of a newer release: working on would
         swallow or repeat results.
@@ -43,9 +48,11 @@ async def restore(lease: Lease, settings: WorkerSettings, topic_name: str) -> Pa
         ),
         book=book,
         next_offset=start,
+        counters=Counter() if counters is None else counters,
     )
     if progress is not None:
         core.dead_letters_through = progress.dead_letters_through
+        core.applied_offset = progress.applied_offset
         core.applied_timestamp_ms = progress.applied_timestamp_ms
         core.clock.now = progress.clock_seconds
         core.clock.marks = list(progress.clock_marks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from freezepoint.guard import DeadLetterGuard
 from freezepoint.memory import MemoryBudget
 from freezepoint.outbox import Built, Outbox
 from freezepoint.settings import WorkerSettings
+from freezepoint.telemetry.figures import Figures
 from freezepoint.transport.ports import Lease
 
 log = structlog.get_logger()
@@ -55,13 +56,13 @@ class PartitionRunner:
         *,
         executor: Executor,
         memory: MemoryBudget,
-        counts: Counter[str],
+        figures: Figures,
     ) -> None:
         self.lease = lease
         self.core = core
         self.failure: BrokerError | None = None
         self._settings = settings
-        self._counts = counts
+        self._figures = figures
         self._wake = asyncio.Event()
         self._memory = memory
         memory.register(core)
@@ -84,6 +85,24 @@ class PartitionRunner:
         self._hinted = -1
         self._hinted_at = 0.0
         self.task = asyncio.create_task(self._run(), name=f"partition-{lease.partition}")
+
+    @property
+    def paused(self) -> bool:
+        """Whether intake waits for room."""
+        return self._paused
+
+    def status(self) -> dict[str, object]:
+        """How the partition stands, for people and scripts."""
+        return {
+            "partition": self.lease.partition,
+            "next_offset": self.core.next_offset,
+            "watermark": self.core.watermark(),
+            "open_rollouts": len(self.core.open),
+            "replay_bytes": self.core.replay_bytes,
+            "backlog": len(self._backlog),
+            "unpublished": len(self._outbox),
+            "paused": self._paused,
+        }
 
     @property
     def idle(self) -> bool:
@@ -305,13 +324,19 @@ class PartitionRunner:
             await self.lease.commit_hint(taken.watermark)
 
     def _count(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
+        counts = self._figures.counts
         for item in batch:
             if isinstance(item, DeadLetter):
-                self._counts["dead_letters"] += 1
+                counts["dead_letters"] += 1
+                counts[f"published_dead_letter.{item.reason}"] += 1
                 continue
             freeze, built = item
-            self._counts["results"] += 1
-            self._counts["masked"] += built.verdict.masked
+            counts["results"] += 1
+            counts["masked"] += built.verdict.masked
+            counts["result.masked" if built.verdict.masked else "result.delivered"] += 1
+            for reason in built.verdict.reasons:
+                counts[f"masked.{reason}"] += 1
+            self._figures.freeze_to_publish.observe(_now() - built.frozen_at)
             log.debug(
                 "result_published",
                 rollout_id=freeze.log.rollout_id,
@@ -327,6 +352,7 @@ class PartitionRunner:
             return
         self._paused = blocked
         if blocked:
+            self._figures.counts["intake_pauses"] += 1
             self.lease.pause()
         else:
             self.lease.resume()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -16,6 +15,7 @@ from freezepoint.memory import MemoryBudget
 from freezepoint.restore import restore
 from freezepoint.runner import PartitionRunner
 from freezepoint.settings import WorkerSettings
+from freezepoint.telemetry.figures import Figures
 from freezepoint.transport.ports import GroupMember, Lease, Poll
 
 log = structlog.get_logger()
@@ -49,7 +49,7 @@ class Session:
     settings: WorkerSettings
     executor: Executor
     memory: MemoryBudget
-    counts: Counter[str]
+    figures: Figures
     _seats: dict[int, _Seat] = field(default_factory=dict)
     _generation: int = 0
     _active_at: float = field(default_factory=_now)
@@ -60,6 +60,14 @@ class Session:
     def runners(self) -> list[PartitionRunner]:
         """The partitions at work."""
         return [seat.runner for seat in self._seats.values() if seat.runner is not None]
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is an assignment and each of its partitions is at work."""
+        runners = [seat.runner for seat in self._seats.values()]
+        return self._generation > 0 and all(
+            runner is not None and runner.failure is None for runner in runners
+        )
 
     async def turn(self) -> None:
         """One round: poll, feed, and see to the partitions.
@@ -85,7 +93,6 @@ class Session:
             runner.expect()
         for runner, records in fed:
             self._active_at = _now()
-            self.counts["records"] += len(records)
             await runner.feed(records)
 
     def _working(self) -> Iterator[tuple[int, PartitionRunner]]:
@@ -130,6 +137,7 @@ class Session:
                 continue
             if runner.failure is None:
                 await runner.task
+            self.figures.counts["leases_lost"] += 1
             log.warning("lease_lost", partition=partition, error=str(runner.failure))
             if isinstance(runner.failure, StalledError):
                 raise runner.failure
@@ -168,7 +176,7 @@ class Session:
         generation = self._generation
         lease = await self.member.acquire(partition)
         try:
-            core = await restore(lease, self.settings, self.topic_name)
+            core = await restore(lease, self.settings, self.topic_name, self.figures.counts)
             if self._seats.get(partition) is not seat:
                 raise OwnershipLostError(f"partition {partition} was assigned elsewhere meanwhile")
             await lease.start(core.next_offset)
@@ -180,7 +188,7 @@ class Session:
         self._active_at = _now()
         log.info("acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
         seat.runner = PartitionRunner(
-            lease, core, self.settings, executor=self.executor, memory=self.memory, counts=self.counts
+            lease, core, self.settings, executor=self.executor, memory=self.memory, figures=self.figures
         )
 
     @staticmethod

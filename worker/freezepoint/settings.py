@@ -103,6 +103,36 @@ class WorkerSettings(_Section):
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0
 
 
+class HttpSettings(_Section):
+    """Where a worker answers ``/livez``, ``/readyz``, ``/metrics`` and ``/status``; nowhere without a port."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+
+
+class ReaderSettings(_Section):
+    """A trainer's reader: its consumer group, and the limits of what it holds.
+
+    ``prefetch_…``: results that are ready and not asked for yet; beyond it, reading pauses. ``group_…``: results in groups
+    that are not complete yet; beyond it, the oldest group is handed out as it is. ``remembered_…``: how many results and
+    groups are known again when they are repeated or late.
+    """
+
+    group: Annotated[str, Field(min_length=1)] = "freezepoint-trainer"
+    poll_timeout_ms: Annotated[int, Field(ge=1)] = 200
+    poll_records_max: Annotated[int, Field(ge=1)] = 200
+    prefetch_results_max: Annotated[int, Field(ge=1)] = 256
+    prefetch_bytes_max: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    group_results_max: Annotated[int, Field(ge=1)] = 100_000
+    group_bytes_max: Annotated[int, Field(ge=1)] = 1024 * 1024 * 1024
+    result_bytes_max: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024
+    remembered_results_max: Annotated[int, Field(ge=1)] = 100_000
+    remembered_groups_max: Annotated[int, Field(ge=1)] = 10_000
+    commit_interval_ms: Annotated[int, Field(ge=0)] = 1_000
+    close_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    sole_reader_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+
+
 class Settings(BaseSettings):
     """Everything that can be set.
 
@@ -119,6 +149,8 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     sqlite: SqliteSettings = SqliteSettings()
     worker: WorkerSettings = WorkerSettings()
+    http: HttpSettings = HttpSettings()
+    reader: ReaderSettings = ReaderSettings()
 
     @property
     def topics(self) -> TopicNames:

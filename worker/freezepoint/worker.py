@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +16,7 @@ from freezepoint.guard import MaskAlarm, TopicGuard
 from freezepoint.memory import MemoryBudget
 from freezepoint.session import Session
 from freezepoint.settings import WorkerSettings
+from freezepoint.telemetry.figures import Figures
 from freezepoint.transport.ports import Transport
 from freezepoint_schemas.topics import Topic
 
@@ -54,7 +55,12 @@ class Worker:
     on_progress: Callable[[WorkerSummary], None] | None = None
     executor: Executor | None = None
     """Where large builds run; threads of its own by default."""
-    counts: Counter[str] = field(default_factory=Counter)
+    figures: Figures = field(default_factory=Figures)
+    heartbeat_at: float = 0.0
+    """When the poll loop last turned, on the event loop's clock."""
+    waiting_since: float | None = None
+    """Since when the broker has been waited for, if it is."""
+    session: Session | None = None
     _summary: WorkerSummary = field(default_factory=WorkerSummary)
 
     async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> WorkerSummary:
@@ -65,6 +71,7 @@ class Worker:
         """
         executor = self.executor or ThreadPoolExecutor(BUILD_THREADS, thread_name_prefix="build")
         memory = MemoryBudget.of(self.settings)
+        self.figures.standing = lambda: self._standing(memory)
         try:
             await self._sessions(stop, executor, memory, until_idle=until_idle)
         finally:
@@ -85,6 +92,7 @@ class Worker:
                 if until_idle:
                     raise
                 retry_s = RETRY_S if _now() - began > STEADY_S else min(retry_s * 2, RETRY_MAX_S)
+                self.waiting_since = self.waiting_since or _now()
                 log.warning("waiting_for_broker", error=str(error), retry_in_s=retry_s)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), retry_s)
@@ -98,20 +106,38 @@ class Worker:
         await guard.check()
         member = await self.transport.join(self.settings.group)
         name = self.transport.names[Topic.TOKENS]
-        session = Session(member, name, self.settings, executor, memory, self.counts)
-        alarm = MaskAlarm.of(self.settings, self.counts)
+        session = Session(member, name, self.settings, executor, memory, self.figures)
+        self.session = session
+        alarm = MaskAlarm.of(self.settings, self.figures.counts)
         try:
             while not stop.is_set():
                 await session.turn()
+                self.heartbeat_at, self.waiting_since = _now(), None
                 await guard.check_if_due()
-                alarm.look(self.counts)
+                alarm.look(self.figures.counts)
                 self._report(session)
                 if until_idle and await session.idle():
                     break
         finally:
             runners = session.runners
             await session.close()
+            self.session = None
             self._summarise(len(runners), sum(len(runner.core.open) for runner in runners))
+
+    def _standing(self, memory: MemoryBudget) -> dict[str, float]:
+        """How things stand now; see ``telemetry.metrics`` for the names."""
+        runners = self.session.runners if self.session else []
+        opened = [life.opened_ms for runner in runners for life in runner.core.open.values()]
+        return {
+            "partitions": len(runners),
+            "rollouts_open": sum(len(runner.core.open) for runner in runners),
+            "oldest_open_rollout_seconds": max(0.0, time.time() - min(opened) / 1000) if opened else 0.0,
+            "replay_bytes": sum(runner.core.replay_bytes for runner in runners),
+            "memory_bytes": memory.used_bytes,
+            "spooled_bytes": memory.spool.size_bytes,
+            "pending_bytes": memory.pending_bytes,
+            "intake_paused": sum(runner.paused for runner in runners),
+        }
 
     def _report(self, session: Session) -> None:
         if self.on_progress is not None:
@@ -121,10 +147,10 @@ class Worker:
 
     def _summarise(self, partitions: int, open_rollouts: int) -> None:
         self._summary = WorkerSummary(
-            records=self.counts["records"],
-            results=self.counts["results"],
-            masked=self.counts["masked"],
-            dead_letters=self.counts["dead_letters"],
+            records=self.figures.counts["records"],
+            results=self.figures.counts["results"],
+            masked=self.figures.counts["masked"],
+            dead_letters=self.figures.counts["dead_letters"],
             open_rollouts=open_rollouts,
             partitions=partitions,
         )

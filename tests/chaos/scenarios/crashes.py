@@ -57,6 +57,7 @@ async def _kills(stage: Stage, wanted: int, spoil: Spoiler | None, rate: float =
         for _ in range(wanted):
             await asyncio.sleep(stage.rng.uniform(0.5, 1.5) * pause_s)
             victim = await poll_until_async(lambda: _someone(stage), POINT_S, "a worker is alive")
+            assert victim is not None
             victim.kill()
     injected = sum(spoil.injected.values()) if isinstance(spoil, Garbage) else 0
     settled_s = await stage.settle(letters=injected)

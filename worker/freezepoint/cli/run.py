@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from freezepoint.allocator import give_memory_back
 from freezepoint.app import run_worker
 from freezepoint.cli.common import Broker, TopicPrefix, load_settings, note, run_async
 from freezepoint.cli.progress import text_progress
@@ -44,6 +45,7 @@ def run(
     """Run a worker: build every completed rollout and publish its one result. Stops on SIGTERM and SIGINT."""
     options = {"group": group, "builder": builder, "delivery": delivery}
     settings = load_settings(broker, topic_prefix, worker=options)
+    give_memory_back()
     with text_progress("building", wanted=until_idle) as say:
         logs.configure(log_level)  # in here, so that log lines appear above the progress
         on_progress = None if say is None else lambda summary: say(_short(summary))

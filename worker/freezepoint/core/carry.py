@@ -36,6 +36,7 @@ def dump_life(life: RolloutLog, spilled: Iterable[TokenEntry]) -> list[bytes]:
         {
             "first_offset": life.first_offset,
             "last_offset": life.last_offset,
+            "opened_ms": life.opened_ms,
             "size_bytes": life.size_bytes,
             "oversized": life.oversized,
             "dispatch": None if life.dispatch is None else orjson.Fragment(codec.encode_event(life.dispatch)),
@@ -76,6 +77,7 @@ def load_life(
     for reason in body["faults"]:
         life.fault(Reason(reason))
     life.last_offset, life.size_bytes = body["last_offset"], body["size_bytes"]
+    life.opened_ms = body["opened_ms"]
     return life
 
 

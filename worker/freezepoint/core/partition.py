@@ -51,6 +51,7 @@ class PartitionCore:
     """The fold of one partition from ``next_offset`` on, over what the ledger says.
 
     ``dead_letters_through``: dead letters at or below this offset are published already and not emitted again.
+    ``applied_offset``: the last record that was ever folded in, by whichever owner; a replay begins before it.
     ``counters``: what happened, by name, for telemetry; never part of a result.
     """
 
@@ -58,6 +59,7 @@ class PartitionCore:
     book: LedgerBook = field(default_factory=LedgerBook)
     next_offset: int = 0
     dead_letters_through: int = -1
+    applied_offset: int = -1
     applied_timestamp_ms: int = 0
     open: dict[str, RolloutLog] = field(default_factory=dict)
     """Open lives by rollout id, the longest idle first."""
@@ -81,7 +83,8 @@ class PartitionCore:
     def feed(self, record: InputRecord) -> list[Effect]:
         """Fold one record in; offsets must grow. Nothing a producer sent raises."""
         self.next_offset = record.offset + 1
-        self.applied_timestamp_ms = record.timestamp_ms
+        if record.offset > self.applied_offset:
+            self.applied_offset, self.applied_timestamp_ms = record.offset, record.timestamp_ms
         self.counters["records"] += 1
         rollout_id = rollout_id_of_key(record.key)
         if rollout_id is None or record.key is None:
@@ -103,6 +106,7 @@ class PartitionCore:
             life = self.open[rollout_id] = self.open.pop(rollout_id)
             life.active_at = self.clock.placed(record.offset)
             life.last_offset = record.offset
+            life.opened_ms = life.opened_ms or record.timestamp_ms
             self.account(life)
         return effects
 
@@ -129,6 +133,12 @@ class PartitionCore:
         """The life is open no longer."""
         self.memory_bytes -= self._resident.pop(rollout_id, 0)
         return self.open.pop(rollout_id, None)
+
+    @property
+    def replay_bytes(self) -> int:
+        """How many bytes a restart would read again."""
+        oldest = next(iter(self._held_since.values()), None)
+        return 0 if oldest is None else self.fed_bytes - oldest[1]
 
     def overdue(self, replay_bytes_max: int) -> list[RolloutLog]:
         """The lives to carry forward now, the oldest first: none while a replay stays within the limit, or within twice
@@ -255,6 +265,9 @@ class PartitionCore:
             event = codec.decode_event(rollout_id, record.value)
         except DecodeError as error:
             return self._fault(rollout_id, record, error.reason, str(error))
+        if part is not None and record.value is not None and isinstance(event, RolloutClear):
+            message = "a clear must be one record: in parts it would have no offset of its own"
+            return self._fault(rollout_id, record, Reason.INVALID_ENTRY, message)
         return self._apply(state, event, record)
 
     def _assemble(self, rollout_id: str, record: InputRecord, raw: bytes) -> bytes | list[Effect]:
@@ -309,6 +322,7 @@ class PartitionCore:
         self._close(rollout_id)
         self.book.froze(rollout_id, offset)
         held_offset, _ = self._held_since.pop(rollout_id)
+        self.counters["oversized"] += life.oversized
         return Freeze(life.freeze(closing, self.config.partition, offset), held_offset)
 
     def _forget(self, event: RolloutClear, offset: int) -> None:
@@ -354,7 +368,7 @@ class PartitionCore:
             partition_count=self.config.partition_count,
             group=self.config.group,
             watermark=self.watermark(),
-            applied_offset=self.next_offset - 1,
+            applied_offset=self.applied_offset,
             applied_timestamp_ms=self.applied_timestamp_ms,
             dead_letters_through=self.dead_letters_through,
             clock_seconds=self.clock.now,

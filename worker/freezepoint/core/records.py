@@ -22,13 +22,15 @@ class InputRecord:
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """One record to write. Without ``partition`` the key decides (Kafka's default partitioner)."""
+    """One record to write. Without ``partition`` the key decides (Kafka's default partitioner). ``whole``: it means what
+    it means only in one piece, and is never split."""
 
     topic: Topic
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
     partition: int | None = None
+    whole: bool = False
 
     @property
     def size(self) -> int:

@@ -152,6 +152,8 @@ class RolloutLog:
     active_at: float = 0.0
     """When the last record came, on the partition's clock."""
     last_offset: int = -1
+    opened_ms: int = 0
+    """Append time of the first record; for people to look at, nothing depends on it."""
     carried: Carried | None = None
     """Where its log was written to, so that a replay may skip its records up to there."""
     size_bytes: int = 0

@@ -39,8 +39,9 @@ class Watermark:
         else:
             self._held[offset] = count - 1
 
-    def lowest(self, otherwise: int) -> int:
-        """The lowest held offset; ``otherwise`` (the next offset to read) where nothing is held."""
+    def lowest(self, next_offset: int) -> int:
+        """The lowest held offset, or the next offset to read where nothing below it is held: in a replay a carried life
+        holds an offset that reading has not come to yet."""
         while self._heap and self._heap[0] not in self._held:
             heapq.heappop(self._heap)
-        return self._heap[0] if self._heap else otherwise
+        return min(self._heap[0], next_offset) if self._heap else next_offset

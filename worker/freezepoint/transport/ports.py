@@ -1,15 +1,16 @@
 """What a transport must offer. The worker cannot tell which one it has; one contract suite runs on all of them.
 
-Four roles, four ports: ``Producer`` (durable publication of input), ``GroupMember`` (which partitions are mine, and
-their records), ``Lease`` (exclusive ownership of one partition and atomic publication under it) and ``Reader``
-(committed records of a topic). ``TopicAdmin`` creates and verifies topics.
+Five roles, five ports: ``Producer`` (durable publication of input), ``GroupMember`` (which partitions are mine, and
+their records), ``Lease`` (exclusive ownership of one partition and atomic publication under it), ``Subscription``
+(committed records of a topic, shared out among the consumers of a group) and ``Reader`` (all of them, without a group).
+``TopicAdmin`` creates and verifies topics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec
@@ -161,6 +162,85 @@ class GroupMember(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StartAt:
+    """Where a consumer group begins in a partition for which it has stored no offset yet.
+
+    ``position``: ``earliest``, ``latest`` (behind what is committed then) or a time in milliseconds since the epoch (the
+    first record stamped then or later). With ``ignore_stored`` a stored offset is overwritten, once per partition: for
+    a deliberate second reading, by a group's only consumer.
+    """
+
+    position: Literal["earliest", "latest"] | int = "earliest"
+    ignore_stored: bool = False
+
+
+FROM_THE_BEGINNING = StartAt()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """``offset``: the first one that is delivered; ``expired``: how many before it, not read by the group yet, retention
+    has removed."""
+
+    offset: int
+    expired: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one poll of a subscription returned.
+
+    ``started``: partitions whose delivery begins anew. One that a consumer keeps from one assignment to the next goes
+    on where it was and is not named, unless the group has stored an offset meanwhile that this consumer did not, or
+    retention has removed what it would read next.
+    ``records``: by partition, in offset order, of ``assigned`` partitions that were started.
+    """
+
+    generation: int
+    assigned: frozenset[int]
+    started: Mapping[int, Started] = field(default_factory=dict)
+    records: Mapping[int, Sequence[InputRecord]] = field(default_factory=dict)
+
+
+class Subscription(Protocol):
+    """One consumer of a group over a topic: committed records, at least once, split records as they are stored.
+
+    Each partition is one consumer's. A start that was not stored is stored at once, so that whoever takes over begins
+    there and not where "latest" is by then.
+    """
+
+    async def poll(self, timeout_s: float, records_max: int) -> Feed:
+        """Wait for records or a new assignment, at most that long. Must be called steadily: it keeps membership.
+
+        :raises ConfigurationError: a stored offset lies beyond the partition's end.
+        :raises BrokerError: the membership cannot go on; close it and subscribe anew.
+        """
+        ...
+
+    async def commit(self, generation: int, offsets: Mapping[int, int]) -> None:
+        """Store where the group goes on, by partition: the offset after the last one that need not be read again.
+
+        :raises OwnershipLostError: a newer assignment came; the new owner goes on from what was stored before.
+        :raises BrokerError: not acknowledged; it may or may not be stored.
+        """
+        ...
+
+    async def caught_up(self) -> bool:
+        """Whether something is assigned, and all that is committed in it now has been delivered."""
+        ...
+
+    def pause(self) -> None:
+        """Deliver nothing until :meth:`resume`; polls go on keeping the membership."""
+        ...
+
+    def resume(self) -> None: ...
+
+    async def close(self) -> None:
+        """Leave the group, so that others take over at once. Stores nothing."""
+        ...
+
+
 class Reader(Protocol):
     """Reads committed records of one topic, of all or some partitions, split records as they are stored."""
 
@@ -220,6 +300,10 @@ class Transport(Protocol):
 
     async def join(self, group: str) -> GroupMember:
         """Join a consumer group over the tokens topic."""
+        ...
+
+    async def subscribe(self, topic: Topic, group: str, start: StartAt = FROM_THE_BEGINNING) -> Subscription:
+        """Read a topic together with the group's other consumers."""
         ...
 
     async def reader(

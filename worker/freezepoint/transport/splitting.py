@@ -20,7 +20,7 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
     All parts carry the record's own headers and key. A ledger record is never split: the ledger keeps one record of a
     key, so all parts but the last would go.
 
-    :raises RecordTooLargeError: key and headers alone leave no room, or it is a ledger record.
+    :raises RecordTooLargeError: key and headers alone leave no room, or it is a record that is never split.
     """
     if record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max or not record.value:
         yield record
@@ -28,6 +28,11 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
     if record.topic is Topic.LEDGER:
         raise RecordTooLargeError(
             f"a ledger record of {record.size} bytes is above the limit of {record_bytes_max}"
+        )
+    if record.whole:
+        raise RecordTooLargeError(
+            f"a clear of {record.size} bytes is above the limit of {record_bytes_max}, and never split: "
+            "shorten its metadata"
         )
     room = record_bytes_max - RECORD_OVERHEAD_BYTES - (record.size - len(record.value))
     if room < 1:

@@ -1,5 +1,6 @@
-"""The Kafka transport. Reading guide: ``member`` (acquiring a partition), ``publisher`` (transactions), ``intake`` (the
-group's consumer), ``client`` (how clients are set up and closed), ``cluster`` and ``admin`` (topics)."""
+"""The Kafka transport. Reading guide: ``member`` (acquiring a partition), ``publisher`` (transactions), ``intake`` (a
+group's consumer), ``subscription`` (a group that stores its own offsets), ``client`` (how clients are set up and
+closed), ``cluster`` and ``admin`` (topics)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.member import KafkaMember
 from freezepoint.transport.kafka.producer import KafkaProducer
 from freezepoint.transport.kafka.reader import KafkaReader
+from freezepoint.transport.kafka.subscription import KafkaSubscription
+from freezepoint.transport.ports import FROM_THE_BEGINNING, StartAt
 from freezepoint_schemas.topics import Topic, TopicNames
 
 __all__ = ["KafkaTransport"]
@@ -25,7 +28,7 @@ class KafkaTransport:
         self.names = names
         self._clients = Clients(bootstrap, settings)
         self._cluster = Cluster(self._clients, names)
-        self._made: list[KafkaProducer | KafkaMember | KafkaReader] = []
+        self._made: list[KafkaProducer | KafkaMember | KafkaReader | KafkaSubscription] = []
 
     async def producer(self) -> KafkaProducer:
         producer = KafkaProducer(self._cluster)
@@ -40,6 +43,15 @@ class KafkaTransport:
         self._keep(member)
         return member
 
+    async def subscribe(
+        self, topic: Topic, group: str, start: StartAt = FROM_THE_BEGINNING
+    ) -> KafkaSubscription:
+        """:raises MissingTopicError: the topic does not exist."""
+        subscription = KafkaSubscription(self._cluster, topic, group, start)
+        self._keep(subscription)
+        await subscription.open()
+        return subscription
+
     async def reader(
         self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
     ) -> KafkaReader:
@@ -52,7 +64,7 @@ class KafkaTransport:
         await reader.open(start or {})
         return reader
 
-    def _keep(self, made: KafkaProducer | KafkaMember | KafkaReader) -> None:
+    def _keep(self, made: KafkaProducer | KafkaMember | KafkaReader | KafkaSubscription) -> None:
         self._made = [*(other for other in self._made if not other.closed), made]
 
     def admin(self) -> KafkaTopicAdmin:

@@ -127,6 +127,18 @@ class Cluster:
             found = await consumer.end_offsets(list(sources))
         return {source: int(found[source]) for source in sources}
 
+    async def at_time(
+        self, sources: Sequence[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int]:
+        """The offset of the first record stamped then or later, the end where there is none, by partition."""
+        ends = await self.ends(sources)
+        consumer = await self._offsets()
+        with translated(f"looking up a time in {_named(sources)}"):
+            found = await consumer.offsets_for_times(dict.fromkeys(sources, timestamp_ms))
+        return {
+            source: ends[source] if found[source] is None else int(found[source].offset) for source in sources
+        }
+
     async def prepare(self, topics: Iterable[Topic] = tuple(Topic)) -> None:
         """Make sure that the topics exist and their limits are known. Costs nothing once they are.
 

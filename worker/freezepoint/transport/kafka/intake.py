@@ -17,7 +17,6 @@ from freezepoint.errors import BrokerError, BrokerUnavailableError, OwnershipLos
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translated
 from freezepoint.transport.kafka.scan import input_record
-from freezepoint_schemas.topics import Topic
 
 POLL_SLACK_S = 0.05
 """How much longer than asked a poll waits for the client to say by itself that there is nothing."""
@@ -48,14 +47,14 @@ class Intake:
     began and ended in one and the same assignment.
     """
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
+    def __init__(self, cluster: Cluster, group: str, topic: str) -> None:
         self.generation = 0
         self.epoch = 0
         self.assigned: frozenset[int] = frozenset()
         self.rebalancing = True
         self._cluster = cluster
         self._clients = cluster.clients
-        self._topic = cluster.names[Topic.TOKENS]
+        self._topic = topic
         self._group = group
         self._consumer: Any = None
         self._deliveries: dict[int, Delivery] = {}
@@ -275,16 +274,19 @@ class Intake:
             self.pause(delivery)
             del self._deliveries[delivery.partition]
 
-    async def commit(self, partition: int, offset: int) -> None:
-        """Commit as the client's current generation, whichever that is by the time the broker answers.
+    async def commit(self, offsets: Mapping[int, int]) -> None:
+        """Commit offsets by partition as the client's current generation, whichever that is by the time the broker
+        answers.
 
         :raises OwnershipLostError: the group does not count us as the owner.
         """
-        source = TopicPartition(self._topic, partition)
-        doing = f"committing {self._topic}[{partition}] for group {self._group}"
+        named = ", ".join(f"{self._topic}[{partition}]" for partition in offsets)
+        doing = f"committing {named} for group {self._group}"
         try:
             async with asyncio.timeout(self._clients.timeout_s):
-                await self._consumer.commit({source: offset})
+                await self._consumer.commit(
+                    {TopicPartition(self._topic, partition): offset for partition, offset in offsets.items()}
+                )
         except (kafka.CommitFailedError, kafka.IllegalStateError) as error:
             raise OwnershipLostError(f"the group has moved on while {doing}") from error
         except CLIENT_ERRORS as error:

@@ -93,7 +93,7 @@ class KafkaLease:
         """Only as the partition's owner, and whatever comes of it: the ledger holds what counts."""
         if self._intake.is_delivered(self._delivery) and not self._publisher.ended:
             try:
-                await self._intake.commit(self.partition, offset)
+                await self._intake.commit({self.partition: offset})
             except FreezepointError:
                 return
 

@@ -25,7 +25,7 @@ class KafkaMember:
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
         self._topic = cluster.names[Topic.TOKENS]
-        self._intake = Intake(cluster, group)
+        self._intake = Intake(cluster, group, self._topic)
         self._reported = 0
         self._publishers: set[Publisher] = set()
         self.closed = False
@@ -78,7 +78,7 @@ class KafkaMember:
         client repeats a commit as whatever generation it has joined meanwhile.
         """
         committed = await self._intake.committed(partition)
-        await self._intake.commit(partition, log_start if committed is None else committed)
+        await self._intake.commit({partition: log_start if committed is None else committed})
         self._intake.require(partition, epoch)
         return committed
 

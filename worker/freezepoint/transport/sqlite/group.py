@@ -65,6 +65,21 @@ def standing(connection: sqlite3.Connection, group: int, member: str) -> Standin
     return Standing(row[0], frozenset(partition for (partition,) in rows.fetchall()))
 
 
+def stored(connection: sqlite3.Connection, group: int) -> dict[int, int]:
+    """The offsets where the group goes on, by partition."""
+    rows = connection.execute("SELECT partition, offset FROM committed WHERE consumer_group = ?", (group,))
+    return dict(rows.fetchall())
+
+
+def store(connection: sqlite3.Connection, group: int, partition: int, offset: int) -> None:
+    """Note where the group goes on."""
+    connection.execute(
+        "INSERT INTO committed (consumer_group, partition, offset) VALUES (?, ?, ?)"
+        " ON CONFLICT (consumer_group, partition) DO UPDATE SET offset = excluded.offset",
+        (group, partition, offset),
+    )
+
+
 def _rebalance(connection: sqlite3.Connection, group: int) -> None:
     """Start the next generation."""
     members = connection.execute("SELECT id FROM member WHERE consumer_group = ? ORDER BY joined", (group,))

@@ -258,6 +258,17 @@ def record_at(connection: sqlite3.Connection, cursor: Cursor) -> InputRecord | N
     return None
 
 
+def offset_at_time(connection: sqlite3.Connection, stream: Stream, timestamp_ms: int) -> int:
+    """The offset of the first record stamped then or later; the end where there is none. Reads no value: a row's time
+    stands before it."""
+    row = connection.execute(
+        "SELECT position FROM record WHERE position >= ? AND position < ? AND timestamp_ms >= ?"
+        " ORDER BY position LIMIT 1",
+        (stream.position(0), (stream.id + 1) << OFFSET_BITS, timestamp_ms),
+    ).fetchone()
+    return stream.next_offset if row is None else int(row[0]) & OFFSET_MASK
+
+
 def is_at_end(connection: sqlite3.Connection, cursors: Iterable[Cursor]) -> bool:
     """Whether nothing follows. Looks for records, since compaction leaves offsets without any."""
     return not any(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import FencedError, OwnershipLostError
 from freezepoint.transport.sqlite import log
-from freezepoint.transport.sqlite.group import standing
+from freezepoint.transport.sqlite.group import standing, store, stored
 from freezepoint_schemas.topics import Topic, TopicNames
 
 
@@ -46,11 +46,8 @@ def take(connection: sqlite3.Connection, names: TopicNames, claim: Claim) -> Gra
     topic = log.require_topic(connection, names[Topic.TOKENS])
     stream = log.require_stream(connection, topic, claim.partition)
     connection.execute("UPDATE stream SET epoch = epoch + 1 WHERE id = ?", (stream.id,))
-    row = connection.execute(
-        "SELECT offset FROM committed WHERE consumer_group = ? AND partition = ?",
-        (claim.group, claim.partition),
-    ).fetchone()
-    return Grant(stream.epoch + 1, stream, topic.partitions, None if row is None else row[0])
+    committed = stored(connection, claim.group).get(claim.partition)
+    return Grant(stream.epoch + 1, stream, topic.partitions, committed)
 
 
 def prove(connection: sqlite3.Connection, claim: Claim) -> None:
@@ -84,8 +81,4 @@ def publish(
 def commit(connection: sqlite3.Connection, grant: Grant, group: int, offset: int) -> None:
     """Note the offset, unless a newer owner notes its own by now."""
     if is_owner(connection, grant):
-        connection.execute(
-            "INSERT INTO committed (consumer_group, partition, offset) VALUES (?, ?, ?)"
-            " ON CONFLICT (consumer_group, partition) DO UPDATE SET offset = excluded.offset",
-            (group, grant.stream.partition, offset),
-        )
+        store(connection, group, grant.stream.partition, offset)

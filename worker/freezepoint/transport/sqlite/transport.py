@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Self
 
 from freezepoint.settings import SqliteSettings
+from freezepoint.transport.ports import FROM_THE_BEGINNING, StartAt
 from freezepoint.transport.sqlite import group, log
 from freezepoint.transport.sqlite.admin import SqliteAdmin
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
-from freezepoint.transport.sqlite.member import Links, SqliteMember
+from freezepoint.transport.sqlite.member import SqliteMember
+from freezepoint.transport.sqlite.membership import Membership
 from freezepoint.transport.sqlite.reading import SqliteReader
+from freezepoint.transport.sqlite.subscription import SqliteSubscription
 from freezepoint.transport.sqlite.writing import SqliteProducer
 from freezepoint_schemas.topics import Topic, TopicNames
 
@@ -36,6 +39,7 @@ class SqliteTransport:
         self._writer = WriteConnection(path, settings)
         self._lookups = ReadConnection(path, settings)
         self._members: list[SqliteMember] = []
+        self._subscriptions: list[SqliteSubscription] = []
         self._readers: list[SqliteReader] = []
         self._used = False
 
@@ -44,19 +48,33 @@ class SqliteTransport:
         return SqliteProducer(self._writer, self.names, self._settings)
 
     async def join(self, group: str) -> SqliteMember:
-        await self._first_use()
-        member_id = uuid.uuid4().hex
-        group_id = await self._writer.run(lambda connection: self._join(connection, group, member_id))
-        links = Links(self._writer, ReadConnection(self._path, self._settings), self._lookups)
-        member = SqliteMember(links, self.names, self._settings, group_id, member_id)
+        membership = await self._membership(self.names[Topic.TOKENS], group)
+        member = SqliteMember(membership, self.names, self._lookups)
         self._members = [*(known for known in self._members if not known.left), member]
         return member
 
-    def _join(self, connection: sqlite3.Connection, name: str, member_id: str) -> int:
-        topic = log.require_topic(connection, self.names[Topic.TOKENS])
-        group_id = group.find_group(connection, name, topic)
-        group.beat(connection, group_id, member_id)
-        return group_id
+    async def subscribe(
+        self, topic: Topic, group: str, start: StartAt = FROM_THE_BEGINNING
+    ) -> SqliteSubscription:
+        name = self.names[topic]
+        subscription = SqliteSubscription(
+            await self._membership(name, group), name, start, f"group {group}, {name}"
+        )
+        self._subscriptions = [*(known for known in self._subscriptions if not known.closed), subscription]
+        return subscription
+
+    async def _membership(self, topic: str, name: str) -> Membership:
+        await self._first_use()
+        member_id = uuid.uuid4().hex
+
+        def join(connection: sqlite3.Connection) -> int:
+            group_id = group.find_group(connection, name, log.require_topic(connection, topic))
+            group.beat(connection, group_id, member_id)
+            return group_id
+
+        group_id = await self._writer.run(join)
+        reads = ReadConnection(self._path, self._settings)
+        return Membership(self._writer, reads, self._settings, group_id, member_id)
 
     async def reader(
         self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
@@ -102,6 +120,8 @@ class SqliteTransport:
                 *(reader.close for reader in self._readers),
             ):
                 stack.push_async_callback(close)
+            for subscription in self._subscriptions:
+                stack.push_async_callback(subscription.close)
             for member in self._members:
                 stack.push_async_callback(member.leave)
 
