@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from freezepoint import evidence
 from freezepoint.building import result_of
 from freezepoint.core.frozen import FrozenLog, TimedOut
 from freezepoint.evidence import EvidenceFolder, EvidenceKeeper
@@ -18,6 +19,7 @@ from freezepoint.memory import MemoryBudget
 from freezepoint.offline import OfflineBuilder
 from freezepoint.outbox import build
 from freezepoint.settings import WorkerSettings
+from freezepoint.store.files import ENTRIES
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 from tests.events import cancelled, clear, comparable, complete
@@ -160,3 +162,7 @@ def test_what_cannot_be_kept_up_with_is_dropped(tmp_path: Path, monkeypatch: pyt
     gate.set()
     keeper.close()
     assert (keeper.kept, keeper.dropped) == (1, 1)
+
+
+def test_the_files_are_named_as_a_store_names_them() -> None:
+    assert evidence.ENTRIES == ENTRIES

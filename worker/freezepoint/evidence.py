@@ -21,7 +21,6 @@ import structlog
 from freezepoint.core.frozen import FrozenLog, TimedOut
 from freezepoint.core.rollout import memory_of
 from freezepoint.settings import WorkerSettings
-from freezepoint.store.files import ENTRIES
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import (
     CallCancelled,
@@ -36,6 +35,8 @@ log = structlog.get_logger()
 
 WAITING_BYTES_MAX = 256 * 1024 * 1024
 """What may wait to be written, as it is in memory; more is dropped."""
+ENTRIES = ".tokens.jsonl"
+"""The local store's suffix."""
 _PARTIAL = ".part"
 
 

@@ -71,7 +71,8 @@ class TrajectoryReader:
             (``stored`` says the same), ``latest``, a datetime with a time zone, or seconds since the epoch. A stored offset
             wins, so that a restart loses nothing, unless ``ignore_stored`` says to overwrite it.
         :param run: only rollouts whose id begins with this name and a dot.
-        :param delivery: read results as ``single_response`` or ``all_traces``, whatever they were published as.
+        :param delivery: read results as ``single_response``, ``all_traces`` or ``per_request`` (all traces, one for each call),
+            whatever they were published as.
         :param yield_masked: hand out masked results too.
         :param auto_ack: acknowledge an item when the next one is asked for: the loop's body has then run to its end.
         :param current_version: the trainer's policy version, or a function that gives it (called on the reader's thread).

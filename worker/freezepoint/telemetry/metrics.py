@@ -28,6 +28,7 @@ COUNTERS = {
     "freezepoint_rollouts_oversized": ("oversized", "Rollouts above the limit of bytes or entries."),
     "freezepoint_rollouts_expired": ("input_expired", "Rollouts that lost records to retention."),
     "freezepoint_rollouts_carried": ("carried", "Old open rollouts written into the ledger."),
+    "freezepoint_mask_alarms": ("mask_alarms", "Windows of results of which too many were masked."),
     "freezepoint_leases_lost": ("leases_lost", "Partitions whose transaction failed or whose owner changed."),
     "freezepoint_intake_pauses": ("intake_pauses", "Times a partition's intake paused for want of room."),
 }
