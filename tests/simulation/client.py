@@ -86,6 +86,10 @@ class SimAdmin:
     broker: Broker
     process: Process
 
+    async def retention_ms(self, topic: Topic) -> int | None:
+        """Nothing expires here but what a fault truncates."""
+        return None
+
     async def apply(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
         return await self.check(specs)
 

@@ -142,7 +142,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timer_count = 0
         self.set_exception_handler(self._remember)
-        self.set_task_factory(_task_of_process)  # type: ignore[arg-type]
+        self.set_task_factory(_task_of_process)
 
     def time(self) -> float:
         return self._virtual_now

@@ -137,7 +137,7 @@ class Membership:
 
     async def _rejoined(self) -> None:
         before = self._group_generation
-        while self.rebalancing or self._group_generation == before:  # noqa: ASYNC110 - clients poll here too
+        while self.rebalancing or self._group_generation == before:
             await asyncio.sleep(RETRY_S)
 
     async def leave(self) -> None:
