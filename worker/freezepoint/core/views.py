@@ -14,7 +14,7 @@ import numpy as np
 from freezepoint.core.builder import MAIN
 from freezepoint.core.judging import ALL_TRACES, DELIVERIES, SINGLE_RESPONSE
 from freezepoint.core.routes import routes_of
-from freezepoint_schemas.reasons import Reason
+from freezepoint_schemas.reasons import Reason, ordered
 from freezepoint_schemas.results import Result, Trace, TraceItem
 
 PER_REQUEST = "per_request"
@@ -61,13 +61,33 @@ def view(result: Result, delivery: str | None = None) -> View:
         raise ValueError(f"unknown delivery {chosen!r}; there are {', '.join(VIEWS)}")
     judged_as = ALL_TRACES if chosen == PER_REQUEST else chosen
     other = result.diagnostics.get("reasons_as", {}).get(judged_as)
-    reasons = tuple(result.reasons if other is None else map(Reason, other))
+    reasons = _judged_later(result, judged_as) if other is None else tuple(map(Reason, other))
     traces: Sequence[Trace] = result.traces
     if chosen == SINGLE_RESPONSE:
         traces = [trace for trace in traces if trace.role == MAIN]
     elif chosen == PER_REQUEST:
         traces = list(_by_call(result.snapshot.id, traces))
     return View(chosen, reasons, tuple(traces))
+
+
+_SHAPE = frozenset({Reason.MULTIPLE_ROOTS, Reason.MULTIPLE_CHAINS})
+
+
+def _judged_later(result: Result, delivery: str) -> tuple[Reason, ...]:
+    """The reasons of a result that does not say them for this delivery: what only branched is whole as all traces, and
+    what branched is more than one response."""
+    if delivery == ALL_TRACES and result.delivery != ALL_TRACES and _SHAPE.issuperset(result.reasons):
+        return ()
+    if delivery == SINGLE_RESPONSE and result.delivery == ALL_TRACES:
+        return tuple(ordered({*result.reasons, *_branched(result)}))
+    return tuple(result.reasons)
+
+
+def _branched(result: Result) -> Iterator[Reason]:
+    if result.metrics.get("roots", 1) != 1:
+        yield Reason.MULTIPLE_ROOTS
+    if result.metrics.get("chains", 1) != 1:
+        yield Reason.MULTIPLE_CHAINS
 
 
 def _by_call(snapshot_id: str, traces: Iterable[Trace]) -> Iterator[Trace]:
