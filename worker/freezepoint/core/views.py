@@ -14,10 +14,11 @@ import numpy as np
 from freezepoint.core.builder import MAIN
 from freezepoint.core.judging import ALL_TRACES, DELIVERIES, SINGLE_RESPONSE
 from freezepoint.core.routes import routes_of
-from freezepoint_schemas.reasons import Reason
+from freezepoint_schemas.reasons import Reason, ordered
 from freezepoint_schemas.results import Result, Trace, TraceItem
 
 PER_REQUEST = "per_request"
+_SHAPE = frozenset({Reason.MULTIPLE_ROOTS, Reason.MULTIPLE_CHAINS})
 VIEWS = (*DELIVERIES, PER_REQUEST)
 """What a reader may choose; ``per_request`` is all traces, taken apart into one for each call."""
 
@@ -59,15 +60,40 @@ def view(result: Result, delivery: str | None = None) -> View:
     chosen = result.delivery if delivery is None else delivery
     if chosen not in (*VIEWS, result.delivery):
         raise ValueError(f"unknown delivery {chosen!r}; there are {', '.join(VIEWS)}")
-    judged_as = ALL_TRACES if chosen == PER_REQUEST else chosen
-    other = result.diagnostics.get("reasons_as", {}).get(judged_as)
-    reasons = tuple(result.reasons if other is None else map(Reason, other))
+    reasons = _reasons(result, ALL_TRACES if chosen == PER_REQUEST else chosen)
     traces: Sequence[Trace] = result.traces
     if chosen == SINGLE_RESPONSE:
         traces = [trace for trace in traces if trace.role == MAIN]
     elif chosen == PER_REQUEST:
         traces = list(_by_call(result.snapshot.id, traces))
-    return View(chosen, reasons, tuple(traces))
+    return View(chosen, tuple(reasons), tuple(traces))
+
+
+def _reasons(result: Result, delivery: str) -> Sequence[Reason]:
+    """What masks the result under that delivery: as its diagnostics say, or by the contract's rules where they are of a
+    release that did not say."""
+    said = result.diagnostics.get("reasons_as", {}).get(delivery)
+    if said is not None:
+        return [Reason(reason) for reason in said]
+    if delivery == result.delivery:
+        return result.reasons
+    if delivery == ALL_TRACES:
+        return [] if _SHAPE.issuperset(result.reasons) else result.reasons
+    if "tokens" in result.diagnostics or result.error is not None:
+        return result.reasons
+    return ordered({*result.reasons, *_shape_by_metrics(result)})
+
+
+def _shape_by_metrics(result: Result) -> set[Reason]:
+    """What masks as a single response what was published as all traces, by the metrics, which speak of the main chain."""
+    if result.builder == "per_request":
+        return {Reason.BUILDER_NOT_DELIVERABLE}
+    checks = {
+        Reason.NO_SAFE_CHAIN: all(trace.role != MAIN for trace in result.traces),
+        Reason.MULTIPLE_ROOTS: result.metrics.get("roots", 1) != 1,
+        Reason.MULTIPLE_CHAINS: result.metrics.get("chains", 1) != 1,
+    }
+    return {reason for reason, holds in checks.items() if holds}
 
 
 def _by_call(snapshot_id: str, traces: Iterable[Trace]) -> Iterator[Trace]:
