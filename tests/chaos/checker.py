@@ -51,13 +51,15 @@ class Evidence:
 class Claims:
     """What a scenario knows beside the log. ``truths``: of rollouts whose records nobody tampered with.
     ``may_time_out``: ids that were left idle on purpose; None: whichever. ``truncations``: see the fold. ``excused``: ids
-    of whose results only the number is checked, because the scenario itself looks at them."""
+    of whose results only the number is checked, because the scenario itself looks at them. ``earlier``: the results are an
+    earlier release's, whose diagnostics may say less."""
 
     truths: Mapping[str, Truth] = field(default_factory=dict)
     may_time_out: Collection[str] | None = ()
     truncations: Mapping[int, Truncation] = field(default_factory=dict)
     excused: Collection[str] = ()
     caught_up: bool = True
+    earlier: bool = False
 
 
 @dataclass
@@ -85,7 +87,7 @@ def check(evidence: Evidence, claims: Claims) -> Verdict:
     verdict = Verdict()
     results = _results(evidence.results, verdict)
     fold = _fold(evidence, claims, [result for _, result in results])
-    _compare_results(fold, results, claims.excused, verdict)
+    _compare_results(fold, results, claims, verdict)
     _compare_order(results, verdict)
     _compare_truths([result for _, result in results], claims.truths, verdict)
     _check_timeouts([result for _, result in results], claims.may_time_out, verdict)
@@ -141,7 +143,7 @@ def _life(result: Result) -> tuple[str, int, int]:
 
 
 def _compare_results(
-    fold: NaiveFold, results: Sequence[tuple[Line, Result]], excused: Collection[str], verdict: Verdict
+    fold: NaiveFold, results: Sequence[tuple[Line, Result]], claims: Claims, verdict: Verdict
 ) -> None:
     """Results = frozen lives, one each, with equal content."""
     found: defaultdict[tuple[str, int, int], list[Result]] = defaultdict(list)
@@ -157,10 +159,11 @@ def _compare_results(
             continue
         for _ in own[1:]:
             verdict.note("duplicates", f"one more result of {life}")
-        if log.rollout_id in excused:
+        if log.rollout_id in claims.excused:
             continue
-        expected = codec.encode_result(build_result(log))
         for result in own:
+            built = _as_said_by(result, build_result(log)) if claims.earlier else build_result(log)
+            expected = codec.encode_result(built)
             if codec.encode_result(result) != expected:
                 _compare_content(life, _plain(codec.decode_result(expected)), _plain(result), verdict)
     for (rollout_id, partition, offset), own in found.items():
@@ -170,6 +173,12 @@ def _compare_results(
                 "unfounded",
                 f"{rollout_id} has a result at {partition}:{offset}, nothing froze there ({reasons})",
             )
+
+
+def _as_said_by(earlier: Result, built: Result) -> Result:
+    """Without the diagnostics that the earlier release did not have."""
+    known = {name: built.diagnostics[name] for name in built.diagnostics if name in earlier.diagnostics}
+    return built.model_copy(update={"diagnostics": known})
 
 
 def _plain(result: Result) -> dict[str, Any]:

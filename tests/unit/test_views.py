@@ -27,6 +27,18 @@ def test_a_reader_may_choose_another_delivery(published_as: str) -> None:
     assert view(result) == view(result, published_as)
 
 
+@pytest.mark.parametrize("published_as", [SINGLE_RESPONSE, ALL_TRACES])
+@pytest.mark.parametrize(
+    "notation", [FORK, "a:[1]->[2]", "a:[1]->[2] b:[5]->[6]", "a:[1]->[2] b:[1]->[3]", "a:[1]->[]"]
+)
+def test_results_that_do_not_say_are_judged_by_the_contract(published_as: str, notation: str) -> None:
+    """As an earlier release wrote them."""
+    result = build_result(frozen(calls(notation)), delivery=published_as)
+    earlier = result.model_copy(update={"diagnostics": {}})
+    for delivery in (SINGLE_RESPONSE, ALL_TRACES):
+        assert view(earlier, delivery).masked == view(result, delivery).masked
+
+
 def test_losses_and_retries_mask_whatever_is_chosen() -> None:
     result = build_result(frozen(calls("a:[1]->[2] b:[1]->[3]"), intents=frozenset({"lost"})))
     assert view(result, ALL_TRACES).reasons == (Reason.DANGLING_INTENT, Reason.UNRESOLVED_RETRY)

@@ -64,6 +64,8 @@ class Sides(NamedTuple):
 def prefix_breaks(snapshot: Snapshot, output: BuildOutput) -> list[dict[str, Any]]:
     """The first ``BREAKS_MAX`` breaks, by creation: the call, the earlier one, the position of the first differing token
     (0-based), up to ``_SHOWN`` ids of each side from there on and before it, and what likely happened."""
+    if output.roots <= 1 and len(output.traces) + output.left_out <= 1:
+        return []  # one conversation, as nearly all are
     return [
         _described(snapshot.tree, call, earlier, position, named=named)
         for call, earlier, position, named in islice(_broken(snapshot, output), BREAKS_MAX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,10 +29,11 @@ def diagnostics(
 ) -> dict[str, Any]:
     """:param judged: by delivery; the chosen one is among them."""
     own = judged[choice.delivery]
-    hows = Counter(link.how for link in output.links.values())
+    hows = [link.how for link in output.links.values()]
+    lost = not_delivered(snapshot, output)
     parts = {
-        "tokens": _token_account(snapshot, output, traces, choice, masked=bool(own.reasons)),
-        "not_delivered": not_delivered(snapshot, output),
+        "tokens": _token_account(_captured(snapshot, output), lost, traces, choice, masked=bool(own.reasons)),
+        "not_delivered": lost,
         "quarantined": {call_id: reason.value for call_id, reason in sorted(output.quarantined.items())},
         "dangling_intents": list(snapshot.dangling),
         "unresolved_prefixes": [entry.model_call_id for entry, _ in snapshot.set_aside],
@@ -40,8 +41,8 @@ def diagnostics(
         "routes_mismatch": sum(
             is_mismatch(call) for call in snapshot.calls if call.call_id not in output.not_delivered
         ),
-        "verified_parents": hows[How.VERIFIED],
-        "parent_mismatch": hows[How.MISMATCH],
+        "verified_parents": hows.count(How.VERIFIED),
+        "parent_mismatch": hows.count(How.MISMATCH),
         "parent_recovered": sum(link.recovered for link in output.links.values()),
         "terminal": _terminal(snapshot, output),
         "tolerated_losses": list(own.tolerated.call_ids) if own.tolerated else [],
@@ -69,14 +70,17 @@ def not_delivered(snapshot: Snapshot, output: BuildOutput) -> dict[str, dict[str
     return {reason.value: counts[reason] for reason in NotDelivered if reason in counts}
 
 
+def _captured(snapshot: Snapshot, output: BuildOutput) -> int:
+    return output.captured + sum(entry.generation_token_ids.size for entry, _ in snapshot.set_aside)
+
+
 def _token_account(
-    snapshot: Snapshot, output: BuildOutput, traces: Sequence[Trace], choice: Choice, *, masked: bool
+    captured: int, lost: dict[str, dict[str, int]], traces: Sequence[Trace], choice: Choice, *, masked: bool
 ) -> dict[str, int]:
     """Where every sampled token went: ``captured`` = ``delivered`` + ``masked`` (would be, but for the reasons) +
     ``side_traces`` (of a single response) + ``set_aside`` (in no trace, by ``not_delivered``) + ``left_out`` (by a limit).
     """
-    captured = output.captured + sum(entry.generation_token_ids.size for entry, _ in snapshot.set_aside)
-    lost = sum(count["tokens"] for count in not_delivered(snapshot, output).values())
+    aside = sum(count["tokens"] for count in lost.values())
     kept = sum(trace.log_probs.size for trace in traces)
     meant = sum(trace.log_probs.size for trace in traces if not choice.is_single or trace.role == MAIN)
     account = {
@@ -84,8 +88,8 @@ def _token_account(
         "delivered": 0 if masked else meant,
         "masked": meant if masked else 0,
         "side_traces": kept - meant,
-        "set_aside": lost,
-        "left_out": captured - lost - kept,
+        "set_aside": aside,
+        "left_out": captured - aside - kept,
     }
     return {name: tokens for name, tokens in account.items() if tokens}
 

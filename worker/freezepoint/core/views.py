@@ -18,6 +18,7 @@ from freezepoint_schemas.reasons import Reason, ordered
 from freezepoint_schemas.results import Result, Trace, TraceItem
 
 PER_REQUEST = "per_request"
+_SHAPE = frozenset({Reason.MULTIPLE_ROOTS, Reason.MULTIPLE_CHAINS})
 VIEWS = (*DELIVERIES, PER_REQUEST)
 """What a reader may choose; ``per_request`` is all traces, taken apart into one for each call."""
 
@@ -59,35 +60,40 @@ def view(result: Result, delivery: str | None = None) -> View:
     chosen = result.delivery if delivery is None else delivery
     if chosen not in (*VIEWS, result.delivery):
         raise ValueError(f"unknown delivery {chosen!r}; there are {', '.join(VIEWS)}")
-    judged_as = ALL_TRACES if chosen == PER_REQUEST else chosen
-    other = result.diagnostics.get("reasons_as", {}).get(judged_as)
-    reasons = _judged_later(result, judged_as) if other is None else tuple(map(Reason, other))
+    reasons = _reasons(result, ALL_TRACES if chosen == PER_REQUEST else chosen)
     traces: Sequence[Trace] = result.traces
     if chosen == SINGLE_RESPONSE:
         traces = [trace for trace in traces if trace.role == MAIN]
     elif chosen == PER_REQUEST:
         traces = list(_by_call(result.snapshot.id, traces))
-    return View(chosen, reasons, tuple(traces))
+    return View(chosen, tuple(reasons), tuple(traces))
 
 
-_SHAPE = frozenset({Reason.MULTIPLE_ROOTS, Reason.MULTIPLE_CHAINS})
+def _reasons(result: Result, delivery: str) -> Sequence[Reason]:
+    """What masks the result under that delivery: as its diagnostics say, or by the contract's rules where they are of a
+    release that did not say."""
+    said = result.diagnostics.get("reasons_as", {}).get(delivery)
+    if said is not None:
+        return [Reason(reason) for reason in said]
+    if delivery == result.delivery:
+        return result.reasons
+    if delivery == ALL_TRACES:
+        return [] if _SHAPE.issuperset(result.reasons) else result.reasons
+    if "tokens" in result.diagnostics or result.error is not None:
+        return result.reasons
+    return ordered({*result.reasons, *_shape_by_metrics(result)})
 
 
-def _judged_later(result: Result, delivery: str) -> tuple[Reason, ...]:
-    """The reasons of a result that does not say them for this delivery: what only branched is whole as all traces, and
-    what branched is more than one response."""
-    if delivery == ALL_TRACES and result.delivery != ALL_TRACES and _SHAPE.issuperset(result.reasons):
-        return ()
-    if delivery == SINGLE_RESPONSE and result.delivery == ALL_TRACES:
-        return tuple(ordered({*result.reasons, *_branched(result)}))
-    return tuple(result.reasons)
-
-
-def _branched(result: Result) -> Iterator[Reason]:
-    if result.metrics.get("roots", 1) != 1:
-        yield Reason.MULTIPLE_ROOTS
-    if result.metrics.get("chains", 1) != 1:
-        yield Reason.MULTIPLE_CHAINS
+def _shape_by_metrics(result: Result) -> set[Reason]:
+    """What masks as a single response what was published as all traces, by the metrics, which speak of the main chain."""
+    if result.builder == "per_request":
+        return {Reason.BUILDER_NOT_DELIVERABLE}
+    checks = {
+        Reason.NO_SAFE_CHAIN: all(trace.role != MAIN for trace in result.traces),
+        Reason.MULTIPLE_ROOTS: result.metrics.get("roots", 1) != 1,
+        Reason.MULTIPLE_CHAINS: result.metrics.get("chains", 1) != 1,
+    }
+    return {reason for reason, holds in checks.items() if holds}
 
 
 def _by_call(snapshot_id: str, traces: Iterable[Trace]) -> Iterator[Trace]:
