@@ -148,7 +148,7 @@ class Checker:
                     life for life in facts.fold.lives if life.rollout_id == name and life.frozen is not None
                 ]
                 cleared = [item.offset for item in facts.stored if _clears(item, name)]
-                if done != bool(ended and max(cleared, default=-1) < (ended[-1].ended_at or 0)):
+                if done != bool(ended and max(cleared, default=-1) <= (ended[-1].ended_at or 0)):
                     yield f"the ledger has {name} done: {done}"
 
     def _chunks(self, facts: _Facts) -> Iterator[str]:
@@ -220,7 +220,9 @@ class Checker:
 
 
 def _folds(facts: _Facts) -> Iterator[str]:
-    yield from facts.fold.problems
+    for name, offset in facts.fold.idle:
+        if name not in facts.lost:
+            yield f"{name} timed out at {offset}, where it was not open"
 
 
 def _timed_out(item: PublishedResult) -> bool:

@@ -60,12 +60,13 @@ class Letter:
 
 
 class Fold:
-    """``timeouts``: by offset, the ids that the workers froze there; the log itself does not tell."""
+    """``timeouts``: by offset, the ids that the workers froze there; the log itself does not tell. ``idle``: those of them
+    that were not open, with the offset."""
 
     def __init__(self, partition: int, partition_count: int, timeouts: Iterable[tuple[int, str]]) -> None:
         self.lives: list[Life] = []
         self.letters: list[Letter] = []
-        self.problems: list[str] = []
+        self.idle: list[tuple[str, int]] = []
         self._partition = partition
         self._partition_count = partition_count
         self._timeouts = sorted(timeouts)
@@ -84,7 +85,7 @@ class Fold:
             if rollout_id in self._open:
                 self._freeze(self._open[rollout_id], TimedOut(), offset)
             else:
-                self.problems.append(f"{rollout_id} timed out at {offset}, where it was not open")
+                self.idle.append((rollout_id, offset))
 
     def _record(self, record: InputRecord) -> None:
         rollout_id = rollout_id_of_key(record.key)

@@ -171,3 +171,55 @@ def test_a_carried_life_does_not_draw_the_watermark_past_what_is_still_to_be_rep
     bench.crash()
     results = bench.run([*stream, record(3, "b", complete("b")), record(4, "a", complete("a", n_calls=2))])
     assert [(result.rollout_id, result.reasons) for result in results] == [("b", []), ("a", [])]
+
+
+def test_a_clear_takes_the_carried_life_with_it_when_a_replay_sees_it_again() -> None:
+    """The clear is in the ledger already when the life before it, whose dead letter was not published, is carried."""
+    stream = [
+        record(0, "a", b"garbage"),
+        record(1, "a", entry("a", "first", [1], [2])),
+        record(2, "a", None),
+        record(3, "a", entry("a", "second", [1], [2])),
+        record(4, "a", complete("a")),
+    ]
+    bench = Bench()
+    bench.feed(stream[:3])
+    bench.commit(0)
+    bench.crash()
+    bench.feed(stream[:2])
+    bench.commit()
+    bench.carry()
+    assert bench.carried_chunks() == 1
+    for item in stream[2:4]:
+        bench.run([item])
+        bench.crash()
+    assert bench.carried_chunks() == 0
+    (result,) = bench.run(stream)
+    assert [span.call_id for trace in result.traces for span in trace.spans] == ["second"]
+    assert [letter.offset for letter in bench.dead_letters] == [0]
+
+
+def test_a_dead_letter_of_a_carried_life_survives_its_clear() -> None:
+    """Only the carried log knows the first part of the value that turns out to be garbage."""
+    pieces = [(part, ((PART, name.encode()),)) for name, part in parts.split(b"garbage", 4)]
+    stream = [
+        record(0, "b", entry("b", "slow", [1], [2])),
+        record(1, "a", pieces[0][0], headers=pieces[0][1]),
+        record(2, "b", complete("b")),
+        record(3, "a", pieces[1][0], headers=pieces[1][1]),
+        record(4, "a", None),
+        record(5, "a", entry("a", "second", [1], [2])),
+    ]
+    bench = Bench()
+    bench.feed(stream[:2])
+    bench.carry()
+    bench.feed(stream)
+    bench.commit(0)  # the build of b is slow: nothing behind it is published
+    assert bench.core.dirty is False
+    bench.crash()
+    (_, result) = bench.run([*stream, record(6, "a", complete("a"))])
+    assert [span.call_id for trace in result.traces for span in trace.spans] == ["second"]
+    assert [(letter.offset, letter.reason) for letter in bench.dead_letters] == [
+        (3, Reason.UNDECODABLE_RECORD)
+    ]
+    assert bench.carried_chunks() == 0

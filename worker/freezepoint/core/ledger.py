@@ -70,7 +70,8 @@ class LedgerBook:
     """Decisions by rollout id: the committed ones, and on top of them freezes and clears that are not committed yet.
 
     A clear is written only when no freeze of its id waits: one that overtook the freeze before it would make that
-    life's records look late in a replay.
+    life's records look late in a replay. Nor is one written that ends a carried life before the dead letters in front of it
+    are published: of a value in parts, the first of which were carried, a replay would not make the letter again.
     """
 
     decided: dict[str, Decided] = field(default_factory=dict)
@@ -80,10 +81,15 @@ class LedgerBook:
     _decided_now: set[str] = field(default_factory=set)
     _dropped_keys: list[bytes] = field(default_factory=list)
 
-    @property
-    def holds_clears(self) -> bool:
-        """Whether a clear waits to be recorded and could be now."""
-        return any(rollout_id not in self._freezes for rollout_id in self._clears)
+    def holds_clears(self, unpublished_from: int | None) -> bool:
+        """Whether a clear waits to be recorded and could be now.
+
+        :param unpublished_from: offset of the first dead letter that is not published yet.
+        """
+        return any(
+            rollout_id not in self._freezes and not self._needs_letters(rollout_id, unpublished_from)
+            for rollout_id in self._clears
+        )
 
     def freeze_offset(self, rollout_id: str) -> int:
         """The last freeze's offset, committed or not; -1 without one."""
@@ -113,7 +119,7 @@ class LedgerBook:
         if known is None and rollout_id not in self._freezes and rollout_id not in self._first_offsets:
             return False
         self._first_offsets[rollout_id] = -1
-        if known is not None and offset == known.clear_offset:
+        if known is not None and offset == known.clear_offset and not _ends(known.carried, offset):
             return False  # replayed, recorded already
         self._clears[rollout_id].append(offset)
         return True
@@ -139,13 +145,19 @@ class LedgerBook:
         self._drop_carried(log.rollout_id, before.carried)
         self._decided_now.add(log.rollout_id)
 
-    def changed(self, release: Callable[[int], None]) -> Iterator[tuple[str, bytes]]:
-        """Take the ids whose record changed, with the encoded record; ``release`` gets the clears thereby recorded."""
+    def changed(
+        self, release: Callable[[int], None], unpublished_from: int | None
+    ) -> Iterator[tuple[str, bytes]]:
+        """Take the ids whose record changed, with the encoded record; ``release`` gets the clears thereby recorded.
+
+        :param unpublished_from: offset of the first dead letter that this transaction leaves unpublished.
+        """
         for rollout_id in sorted(self._decided_now | self._first_offsets.keys() | self._clears.keys()):
-            if rollout_id not in self._freezes:
+            waits = rollout_id in self._freezes or self._needs_letters(rollout_id, unpublished_from)
+            if not waits:
                 self._settle(rollout_id, release)
             elif rollout_id not in self._decided_now:
-                continue  # all that is new of it waits for its result
+                continue  # all that is new of it waits for its result, or for dead letters
             yield rollout_id, codec.encode_ledger(self.decided[rollout_id].record())
         self._decided_now.clear()
 
@@ -174,11 +186,18 @@ class LedgerBook:
         if carried is not None:
             self._dropped_keys += carried.keys(rollout_id)
 
+    def _needs_letters(self, rollout_id: str, unpublished_from: int | None) -> bool:
+        if unpublished_from is None:
+            return False
+        carried = self.decided.get(rollout_id, _UNKNOWN).carried
+        clears = self._clears.get(rollout_id, ())
+        return any(clear > unpublished_from and _ends(carried, clear) for clear in clears)
+
     def _settle(self, rollout_id: str, release: Callable[[int], None]) -> None:
         before = self.decided.get(rollout_id, _UNKNOWN)
         clears = self._clears.pop(rollout_id, [])
         carried = before.carried
-        if carried is not None and any(clear > carried.through for clear in clears):
+        if carried is not None and any(_ends(carried, clear) for clear in clears):
             self._drop_carried(rollout_id, carried)
             carried = None
         self.decided[rollout_id] = replace(
@@ -198,6 +217,11 @@ class LedgerBook:
             if 0 <= decided.first_offset < log_start
             and (decided.carried is None or decided.carried.through < log_start - 1)
         ]
+
+
+def _ends(carried: Carried | None, clear: int) -> bool:
+    """Whether a clear at this offset ends the life that was carried."""
+    return carried is not None and clear > carried.through
 
 
 def _first_after(freeze_offset: int, clears: list[int]) -> int:

@@ -223,7 +223,7 @@ class PartitionCore:
                 self.book.decide(freeze.log, verdict)
         records = [
             OutputRecord(Topic.LEDGER, rollout_id.encode("ascii"), value, partition=self.config.partition)
-            for rollout_id, value in self.book.changed(self._release_clear)
+            for rollout_id, value in self.book.changed(self._release_clear, self._unpublished_from)
         ]
         records += [
             OutputRecord(Topic.LEDGER, key, None, partition=self.config.partition)
@@ -239,7 +239,11 @@ class PartitionCore:
     @property
     def dirty(self) -> bool:
         """Whether a clear waits to be recorded: the watermark stands until then."""
-        return self.book.holds_clears
+        return self.book.holds_clears(self._unpublished_from)
+
+    @property
+    def _unpublished_from(self) -> int | None:
+        return self._dead_letters[0] if self._dead_letters else None
 
     def expire(self, log_start: int) -> None:
         """The log starts later than the replay should: lives the ledger holds as open lost records."""

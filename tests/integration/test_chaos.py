@@ -1,0 +1,30 @@
+"""A short selection of the scenarios of ``make chaos``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.chaos.broker import ChaosBroker
+from tests.chaos.registry import all_scenarios, play
+
+SHORT = {"kills": 8.0, "zombies": 1.0, "late-commits": 10.0, "topic-recreated": 1.0, "rolling-upgrade": 1.0}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def broker(kafka_jars: Path) -> AsyncIterator[ChaosBroker]:
+    async with ChaosBroker() as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", SHORT)
+async def test_scenario(name: str, broker: ChaosBroker, tmp_path: Path) -> None:
+    report = await play(all_scenarios()[name], broker, tmp_path, seed=7, seconds=SHORT[name])
+    assert report.ok, "\n" + "\n".join(report.lines())
