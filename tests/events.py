@@ -182,6 +182,7 @@ class Bench:
             self.core.applied_timestamp_ms = progress.applied_timestamp_ms
             self.core.clock.now = progress.clock_seconds
             self.core.clock.marks = list(progress.clock_marks)
+            self.core.gap_until_ms = progress.gap_until_ms
         _restore_carried(self.core, self.ledger)
 
     def run(self, records: Iterable[InputRecord]) -> list[Result]:

@@ -379,6 +379,38 @@ def test_records_lost_to_retention_mask_the_open_lives_they_belonged_to() -> Non
     ]
 
 
+def test_a_rollout_that_may_have_begun_in_what_was_never_read_says_so_when_calls_are_missing() -> None:
+    """Within one timeout of the cut, and only where the count of calls does not match."""
+    bench = Bench(rollout_timeout_s=0.1)
+    bench.run(records_of([GOOD, complete("r")]))
+    bench.crash()
+    bench.core.next_offset = 10
+    bench.core.expire(10)
+    assert bench.core.unread_offsets == 8
+    call = ("c2", [1], [2])
+    begun, whole, dispatched, late = (entry(name, *call) for name in ("begun", "whole", "dispatched", "late"))
+    early = records_of([begun, whole, clear("dispatched", group_id="g"), dispatched], 10)
+    bench.run(early)
+    bench.carry()
+    bench.crash()
+    rest = [
+        complete("begun", n_calls=2),
+        complete("whole", n_calls=1),
+        complete("dispatched", n_calls=2),
+        complete("nothing", n_calls=1),
+    ]
+    bench.run([*early, *records_of(rest, 20), *records_of([late, complete("late", n_calls=2)], 111)])
+    mismatch = Reason.CALL_COUNT_MISMATCH
+    assert {result.rollout_id: set(result.reasons) for result in bench.results} == {
+        "r": set(),
+        "begun": {mismatch, Reason.INPUT_EXPIRED},
+        "whole": set(),
+        "dispatched": {mismatch},
+        "nothing": {mismatch, Reason.INPUT_EXPIRED},
+        "late": {mismatch},
+    }
+
+
 def test_progress_names_the_last_record_applied_by_any_owner_with_its_own_time() -> None:
     """An owner that publishes before it has replayed so far must not pair an older offset with that record's time: the
     next one would take the log for another one."""

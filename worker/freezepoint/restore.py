@@ -56,6 +56,7 @@ async def restore(
         core.applied_timestamp_ms = progress.applied_timestamp_ms
         core.clock.now = progress.clock_seconds
         core.clock.marks = list(progress.clock_marks)
+        core.gap_until_ms = progress.gap_until_ms
     _restore_carried(core, chunks)
     core.expire(lease.log_start)
     return core

@@ -189,6 +189,13 @@ class Session:
             raise
         self._active_at = _now()
         log.info("acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
+        if core.unread_offsets:
+            log.warning(
+                "records_expired_unread",
+                partition=partition,
+                unread_offsets=core.unread_offsets,
+                message=f"{self.topic_name} was cut before it was read: what was in it is lost, raise its retention",
+            )
         seat.runner = PartitionRunner(
             lease, core, self.settings, executor=self.executor, memory=self.memory, figures=self.figures
         )

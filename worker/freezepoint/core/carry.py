@@ -39,6 +39,7 @@ def dump_life(life: RolloutLog, spilled: Iterable[TokenEntry]) -> list[bytes]:
             "opened_ms": life.opened_ms,
             "size_bytes": life.size_bytes,
             "oversized": life.oversized,
+            "after_gap": life.after_gap,
             "dispatch": None if life.dispatch is None else orjson.Fragment(codec.encode_event(life.dispatch)),
             "faults": sorted(facts.faults),
             "intents": sorted(facts.intents),
@@ -77,7 +78,7 @@ def load_life(
     for reason in body["faults"]:
         life.fault(Reason(reason))
     life.last_offset, life.size_bytes = body["last_offset"], body["size_bytes"]
-    life.opened_ms = body["opened_ms"]
+    life.opened_ms, life.after_gap = body["opened_ms"], body.get("after_gap", False)
     return life
 
 

@@ -65,10 +65,17 @@ class PartitionCore:
     """Open lives by rollout id, the longest idle first."""
     clock: IdleClock = field(init=False)
     counters: Counter[str] = field(default_factory=Counter)
+    unread_offsets: int = 0
+    """How many offsets retention took before they were ever read."""
+    gap_until_ms: int = 0
+    """See ``ProgressRecord``."""
     fed_bytes: int = 0
     """Bytes folded in: what a replay from a life's first record on would have to read is counted in them."""
     memory_bytes: int = 0
     """What the open lives hold in memory, about."""
+    _gap_seen: bool = False
+    _after_gap: bool = False
+    """Whether the record in hand is within the time in which an unread gap may have swallowed the beginning of a life."""
     _watermark: Watermark = field(default_factory=Watermark)
     _dead_letters: deque[int] = field(default_factory=deque)
     _held_for_letters: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -89,6 +96,7 @@ class PartitionCore:
         if record.offset > self.applied_offset:
             self.applied_offset, self.applied_timestamp_ms = record.offset, record.timestamp_ms
         self.counters["records"] += 1
+        self._look_for_gap(record)
         rollout_id = rollout_id_of_key(record.key)
         if rollout_id is None or record.key is None:
             return self._set_aside(record, DeadLetterReason.INVALID_KEY, "the key is no valid rollout id")
@@ -245,8 +253,20 @@ class PartitionCore:
     def _unpublished_from(self) -> int | None:
         return self._dead_letters[0] if self._dead_letters else None
 
+    def _look_for_gap(self, record: InputRecord) -> None:
+        if self.unread_offsets and not self._gap_seen:
+            self._gap_seen = True
+            until_ms = record.timestamp_ms + int(self.config.rollout_timeout_s * 1000)
+            self.gap_until_ms = max(self.gap_until_ms, until_ms)
+        self._after_gap = record.timestamp_ms <= self.gap_until_ms
+
     def expire(self, log_start: int) -> None:
-        """The log starts later than the replay should: lives the ledger holds as open lost records."""
+        """Before anything is fed: the log starts at this offset. Where a replay would start earlier, lives the ledger holds
+        as open lost records; where reading would, records were lost of which nothing is known.
+        """
+        if self.applied_offset >= 0:
+            self.unread_offsets = max(0, log_start - (self.applied_offset + 1))
+            self.counters["unread_offsets"] += self.unread_offsets
         for rollout_id, decided in self.book.open_before(log_start):
             life = self._life(rollout_id, log_start)
             life.fault(Reason.INPUT_EXPIRED)
@@ -320,6 +340,7 @@ class PartitionCore:
         if life is None:
             assembler = PartAssembler(self.config.record_bytes_max)
             life = RolloutLog(rollout_id, offset, self.config.limits, assembler, dispatch, self.clock.now)
+            life.after_gap = self._after_gap and dispatch is None
             self.open[rollout_id] = life
             self._hold(rollout_id, offset)
             self.book.opened(rollout_id, offset)
@@ -385,6 +406,7 @@ class PartitionCore:
             dead_letters_through=self.dead_letters_through,
             clock_seconds=self.clock.now,
             clock_marks=self.clock.marks,
+            gap_until_ms=self.gap_until_ms,
         )
         value = codec.encode_ledger(progress)
         return OutputRecord(Topic.LEDGER, PROGRESS_KEY, value, partition=self.config.partition)

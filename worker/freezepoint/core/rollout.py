@@ -154,6 +154,8 @@ class RolloutLog:
     last_offset: int = -1
     opened_ms: int = 0
     """Append time of the first record; for people to look at, nothing depends on it."""
+    after_gap: bool = False
+    """Whether records that retention took unread may have been its first ones."""
     carried: Carried | None = None
     """Where its log was written to, so that a replay may skip its records up to there."""
     size_bytes: int = 0
@@ -227,7 +229,7 @@ class RolloutLog:
             intents=frozenset(self._intents),
             cancelled=frozenset(self._cancelled),
             marks=frozenset(self._marks),
-            faults=self._final_faults(),
+            faults=self._final_faults(closing),
             dispatch=self.dispatch,
             spilled=tuple(self.spilled),
             memory_bytes=self.memory_bytes,
@@ -265,11 +267,17 @@ class RolloutLog:
         refs, self.spilled, self.garbage = [*self.spilled, *self.garbage], [], []
         return refs
 
-    def _final_faults(self) -> frozenset[Reason]:
+    def _final_faults(self, closing: Closing) -> frozenset[Reason]:
         """Once the payload is dropped, what could still be compared depends on arrival: such faults stay out."""
         if self.oversized:
             return frozenset(self._faults - {Reason.CONFLICTING_ENTRY})
-        return frozenset(self._faults | ({Reason.CAPTURE_INCOMPLETE} if self.parts.incomplete else set()))
+        faults = set(self._faults)
+        if self.parts.incomplete:
+            faults.add(Reason.CAPTURE_INCOMPLETE)
+        counted = closing.n_calls if isinstance(closing, RolloutComplete) else None
+        if self.after_gap and counted not in (None, len(self._known)):
+            faults.add(Reason.INPUT_EXPIRED)
+        return frozenset(faults)
 
     def _write_entry(self, entry: TokenEntry, size_bytes: int) -> Written:
         if self.oversized:

@@ -27,6 +27,10 @@ COUNTERS = {
     "freezepoint_rollouts_timed_out": ("timed_out", "Rollouts frozen because nothing came for too long."),
     "freezepoint_rollouts_oversized": ("oversized", "Rollouts above the limit of bytes or entries."),
     "freezepoint_rollouts_expired": ("input_expired", "Rollouts that lost records to retention."),
+    "freezepoint_offsets_expired_unread": (
+        "unread_offsets",
+        "Offsets that retention took before they were ever read.",
+    ),
     "freezepoint_rollouts_carried": ("carried", "Old open rollouts written into the ledger."),
     "freezepoint_mask_alarms": ("mask_alarms", "Windows of results of which too many were masked."),
     "freezepoint_leases_lost": ("leases_lost", "Partitions whose transaction failed or whose owner changed."),
