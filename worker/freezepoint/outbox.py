@@ -43,6 +43,11 @@ class _Item:
     def ready(self) -> bool:
         return not isinstance(self.built, asyncio.Future) or self.built.done()
 
+    def shed(self) -> None:
+        """The result is built: what it was built from is needed no more."""
+        if isinstance(self.effect, Freeze):
+            self.effect = replace(self.effect, log=self.effect.log.without_entries())
+
 
 def build(
     log: FrozenLog,
@@ -68,7 +73,7 @@ def payload_bytes(log: FrozenLog) -> int:
 
 class Outbox:
     """Effects in offset order. Small logs are built at once, large ones on ``executor``; ``on_ready`` is called when
-    something became publishable."""
+    something became publishable. What was taken counts as waiting until :meth:`settle`."""
 
     def __init__(
         self, settings: WorkerSettings, executor: Executor, memory: MemoryBudget, on_ready: Callable[[], None]
@@ -79,6 +84,7 @@ class Outbox:
         self._memory = memory
         self._on_ready = on_ready
         self._items: deque[_Item] = deque()
+        self._taken_bytes = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -96,11 +102,24 @@ class Outbox:
         size = payload_bytes(effect.log)
         if size <= self._settings.inline_build_bytes_max:
             built = build(effect.log, *self._tools)
-            return _Item(effect, built.record.size, built)
+            item = _Item(effect, built.record.size, built)
+            item.shed()
+            return item
         job = self._executor.submit(build, effect.log, *self._tools)
         future = asyncio.wrap_future(job)
-        future.add_done_callback(lambda _: self._on_ready())
-        return _Item(effect, size, future, job)
+        item = _Item(effect, size, future, job)
+        future.add_done_callback(lambda _: self._built(item))
+        return item
+
+    def _built(self, item: _Item) -> None:
+        """A build has ended, well or not."""
+        future = item.built
+        if isinstance(future, asyncio.Future) and not future.cancelled() and future.exception() is None:
+            item.shed()
+            self._memory.drop(item.size_bytes)
+            item.size_bytes = future.result().record.size
+            self._memory.hold(item.size_bytes)
+        self._on_ready()
 
     def take_ready(self) -> list[tuple[Freeze, Built] | DeadLetter]:
         """Remove and return the longest publishable prefix that fits one transaction, at least one item if any is.
@@ -117,9 +136,14 @@ class Outbox:
             if taken and size > self._settings.transaction_bytes_max:
                 break
             self._items.popleft()
-            self._memory.drop(item.size_bytes)
+            self._taken_bytes += item.size_bytes
             taken.append(ready)
         return taken
+
+    def settle(self) -> None:
+        """What was taken is published, or will not be."""
+        taken, self._taken_bytes = self._taken_bytes, 0
+        self._memory.drop(taken)
 
     @staticmethod
     def _finished(item: _Item) -> tuple[Freeze, Built] | DeadLetter:
@@ -136,4 +160,5 @@ class Outbox:
             if item.job is not None and item.job.cancel() and isinstance(item.effect, Freeze):
                 self._memory.spool.free(item.effect.log.spilled)  # else the build has taken it, or will
             self._memory.drop(item.size_bytes)
+            item.built = None
         self._items.clear()

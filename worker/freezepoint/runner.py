@@ -279,6 +279,7 @@ class PartitionRunner:
             await self.lease.publish([*records, *decided])
         finally:
             self._publishing = False
+            self._outbox.settle()
         self._count(batch)
         await self._recorded(taken)
         if len(self._outbox):

@@ -63,6 +63,10 @@ class FrozenLog:
     memory_bytes: int = field(default=0, compare=False)
     bodies: Mapping[str, bytes] = field(default_factory=dict, compare=False)
 
+    def without_entries(self) -> FrozenLog:
+        """What is left of it once its result is built."""
+        return replace(self, entries=(), alternatives=(), spilled=(), memory_bytes=0, bodies={})
+
     def with_entries(self, entries: Iterable[TokenEntry]) -> FrozenLog:
         """The whole log, given the entries that were spilled: the first of each call id is the kept one."""
         kept = {entry.model_call_id: entry for entry in self.entries}
