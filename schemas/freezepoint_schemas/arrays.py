@@ -191,10 +191,10 @@ def _floats_of_array(values: AnyArray) -> FloatArray:
         raise ArrayError("log probabilities must be numbers")
     if values.dtype == _FLOATS and _is_ours(values):
         return _finite(values)
-    return _finite(np.ascontiguousarray(values, dtype=np.float64).view())
+    return np.ascontiguousarray(_finite(values), dtype=np.float64).view()  # a signalling NaN is not cast in silence
 
 
-def _finite(values: FloatArray) -> FloatArray:
+def _finite(values: AnyArray) -> AnyArray:
     if not np.logical_and.reduce(np.isfinite(values)):
         raise ArrayError("log probabilities must be finite")
     return values

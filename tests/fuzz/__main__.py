@@ -6,6 +6,7 @@ import argparse
 import itertools
 import sys
 import traceback
+import warnings
 
 from tests.fuzz.engine import FailedCaseError, limit_address_space, peak_rss_bytes, run
 
@@ -25,6 +26,7 @@ def main() -> int:
     if options.inputs == sys.maxsize and options.seconds == float("inf"):
         options.inputs = 100_000
     limit_address_space()
+    warnings.simplefilter("error")
     cases = itertools.count(options.start) if options.case is None else [options.case]
     try:
         if options.case is None:

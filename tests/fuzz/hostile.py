@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from base64 import b64encode
 from random import Random
 from typing import Any
@@ -57,6 +58,13 @@ DEPTHS = [
     1_024,
     1_025,
 ]
+ODD_FLOATS = [
+    struct.pack("<I", bits) for bits in (0x7F800001, 0x7FC00000, 0x7F800000, 0xFF800000, 0x80000000, 1)
+] + [
+    struct.pack("<Q", bits)
+    for bits in (0x7FF0000000000001, 0x7FF8000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 1 << 63, 1)
+]
+"""As f32, then f64: signalling and quiet NaN, the infinities, minus zero, the smallest."""
 DTYPES = ["u8", "u16", "i32", "i64", "f32", "f64", "i8", "u32", "", "I32", None, 7]
 TOKENS = [
     b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"\\ud800", b"null", b"1e999", b"NaN", b"-", b"\x00", b"\xff",
@@ -112,7 +120,8 @@ def value(random: Random) -> Any:
 def packed(random: Random) -> dict[str, Any]:
     """A packed array that is right in some points."""
     size = random.choice([0, 0, 1, 2, 4, 6, 8, 12, 24])
-    data: Any = b64encode(random.randbytes(size) if random.random() < 0.5 else bytes(size)).decode()
+    raw = random.choice([random.randbytes(size), bytes(size), random.choice(ODD_FLOATS)])
+    data: Any = b64encode(raw).decode()
     if random.random() < 0.1:
         data = random.choice([data[:-1], data + "=", data + "A", "\u00e9", " " + data, None, 7, "AAAA\nAAAA"])
     array: dict[str, Any] = {

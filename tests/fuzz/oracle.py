@@ -119,6 +119,8 @@ def _lifted(body: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> list[Any]:
     if not isinstance(value, dict):
+        if bool in map(type, value):
+            raise UnaccountedError("a truth value among numbers")
         return list(value)
     raw, form = b64decode(value["data"]), _FORMATS[value["dtype"]]
     return list(struct.unpack(f"<{len(raw) // struct.calcsize(form)}{form}", raw))

@@ -120,6 +120,15 @@ def test_routed_experts_that_json_cannot_hold_are_refused(dtype: str, number: fl
     assert refused({**BODY, "routed_experts": {"dtype": dtype, "data": data}}) is Reason.INVALID_ENTRY
 
 
+@pytest.mark.parametrize("field", ["generation_log_probs", "routed_experts"])
+@pytest.mark.parametrize(
+    ("dtype", "raw"), [("f32", b"\x01\x00\x80\x7f"), ("f64", b"\x01\x00\x00\x00\x00\x00\xf0\x7f")]
+)
+def test_a_signalling_nan_is_refused_without_a_warning(dtype: str, raw: bytes, field: str) -> None:
+    data = b64encode(raw).decode()
+    assert refused({**BODY, field: {"dtype": dtype, "data": data}}) is Reason.INVALID_ENTRY
+
+
 @pytest.mark.parametrize(
     "fields",
     [
