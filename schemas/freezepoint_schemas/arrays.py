@@ -191,7 +191,9 @@ def _floats_of_array(values: AnyArray) -> FloatArray:
         raise ArrayError("log probabilities must be numbers")
     if values.dtype == _FLOATS and _is_ours(values):
         return _finite(values)
-    return np.ascontiguousarray(_finite(values), dtype=np.float64).view()  # a signalling NaN is not cast in silence
+    return np.ascontiguousarray(
+        _finite(values), dtype=np.float64
+    ).view()  # a signalling NaN is not cast in silence
 
 
 def _finite(values: AnyArray) -> AnyArray:
