@@ -14,6 +14,7 @@ from freezepoint_schemas.arrays import token_ids
 from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, PromptPrefix, RolloutClear
 from freezepoint_schemas.ledger import LedgerRecord, ProgressRecord
+from freezepoint_schemas.prompts import KnownPrompts
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
 
@@ -25,15 +26,16 @@ _DEPTH_IN_A_RESULT = 16
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def decode_event(rollout_id: str, value: bytes | None) -> InputEvent:
+def decode_event(rollout_id: str, value: bytes | None, known: KnownPrompts | None = None) -> InputEvent:
     """The event in a record's value; a null value is a clear, a missing ``rollout_id`` is the key's.
 
     :param rollout_id: the valid rollout id that the record's key names.
+    :param known: prompts of this rollout that were read before; makes this faster, and learns from it.
     :raises DecodeError: with the reason its rollout is masked with.
     """
     if value is None:
         return RolloutClear(rollout_id=rollout_id)
-    return event_from_object(rollout_id, _loads(value))
+    return event_from_object(rollout_id, _loads(value, known))
 
 
 def event_from_object(rollout_id: str, body: Any) -> InputEvent:
@@ -104,6 +106,8 @@ def _lift_inline_arrays(fields: dict[str, Any]) -> None:
         raise DecodeError(
             Reason.INVALID_ENTRY, f"output item {index} carries token arrays, token_item_index another"
         )
+    if isinstance(fields.get("prompt_token_ids"), np.ndarray):
+        fields["prompt_token_ids"] = fields["prompt_token_ids"].tolist()  # to be compared with the item's
     item = dict(items[index])
     for name in (*_ARRAY_FIELDS, "routed_experts"):
         inline = item.pop(name, None)
@@ -152,9 +156,9 @@ def _first_problem(error: ValidationError) -> str:
     return f"{where[:100]}: {problems[0]['msg'][:200]}{more}"
 
 
-def _loads(value: bytes) -> Any:
+def _loads(value: bytes, known: KnownPrompts | None = None) -> Any:
     try:
-        return orjson.loads(value)
+        return orjson.loads(value) if known is None else known.loads(value)
     except orjson.JSONDecodeError as error:
         raise DecodeError(Reason.UNDECODABLE_RECORD, f"no JSON: {error.msg[:200]}") from None
 

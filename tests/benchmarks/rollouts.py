@@ -80,7 +80,7 @@ def folded(rollout_id: str, values: Sequence[bytes]) -> FrozenLog:
     """Decoded, recorded and frozen."""
     log = RolloutLog(rollout_id, 0, LIMITS, PartAssembler(RECORD_BYTES_MAX))
     for value in values:
-        event = codec.decode_event(rollout_id, value)
+        event = codec.decode_event(rollout_id, value, log.prompts)
         assert isinstance(event, TokenEntry)
         log.write(event, len(value))
     closing = RolloutComplete(rollout_id=rollout_id, n_calls=len(values))

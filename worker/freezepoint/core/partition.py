@@ -289,8 +289,10 @@ class PartitionCore:
                 f"{len(record.value)} bytes are above the worker's limit of {self.config.record_bytes_max}"
             )
             return self._fault(rollout_id, record, Reason.ROLLOUT_TOO_LARGE, message, truncate=True)
+        life = self.open.get(rollout_id)
+        known = life.prompts if life is not None and not life.oversized else None
         try:
-            event = codec.decode_event(rollout_id, record.value)
+            event = codec.decode_event(rollout_id, record.value, known)
         except DecodeError as error:
             return self._fault(rollout_id, record, error.reason, str(error))
         if part is not None and record.value is not None and isinstance(event, RolloutClear):

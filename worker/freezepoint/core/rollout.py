@@ -32,6 +32,7 @@ from freezepoint_schemas.events import (
 )
 from freezepoint_schemas.ledger import Carried
 from freezepoint_schemas.parts import PartAssembler, PartHeader
+from freezepoint_schemas.prompts import KnownPrompts
 from freezepoint_schemas.reasons import Reason
 
 _T = TypeVar("_T")
@@ -164,6 +165,8 @@ class RolloutLog:
     garbage: list[SpillRef] = field(default_factory=list)
     oversized: bool = False
     frozen: bool = False
+    prompts: KnownPrompts = field(default_factory=KnownPrompts)
+    """For the decoder alone."""
     _entries: dict[str, TokenEntry] = field(default_factory=dict)
     _known: dict[str, _Known] = field(default_factory=dict)
     _alternatives: dict[tuple[str, bytes], TokenEntry | None] = field(default_factory=dict)
@@ -257,6 +260,7 @@ class RolloutLog:
         """
         self._require_open()
         entries = self.entries()
+        self.prompts.forget()
         self._entries.clear()
         self._alternatives = dict.fromkeys(self._alternatives)
         self.memory_bytes = 0
@@ -323,6 +327,7 @@ class RolloutLog:
         self.size_bytes = self.memory_bytes = 0
         self.garbage += self.spilled
         self.spilled = []
+        self.prompts.forget()
         self._entries.clear()
         self._known.clear()
         self._alternatives.clear()

@@ -1,0 +1,117 @@
+"""Reading a conversation's JSON without reading its history again.
+
+Where prompts are sent whole, each call repeats the prompt before it: a hundred calls of one rollout are mostly the same
+numbers, a hundred times. What was read of one prompt is known by the digest of its text, and of a prompt that begins with
+the same text only the rest is read.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import xxhash
+
+from freezepoint_schemas import arrays
+from freezepoint_schemas.arrays import TokenArray
+from freezepoint_schemas.errors import ArrayError
+
+FIELD = "prompt_token_ids"
+TEXT_BYTES_MIN = 2_048
+"""Shorter prompts are read as they are: looking for what is known would cost as much."""
+KNOWN_MAX = 3
+"""Prompts remembered of one rollout, the newest ones: agents that take turns under one id each go on from their own."""
+
+_BEGIN = re.compile(rb'"' + FIELD.encode() + rb'"[ \t\r\n]*:[ \t\r\n]*\[')
+_MARK = f"prompt:{secrets.token_hex(16)}"
+"""Stands for the array while the rest is parsed. Nobody can know it, so that where it comes out is where the array was."""
+_MARK_JSON = orjson.dumps(_MARK)
+_COMMA = ord(",")
+
+
+class _Known(NamedTuple):
+    """A prompt that was read: length and xxh3-128 of its text between the brackets, and its tokens."""
+
+    length: int
+    digest: bytes
+    tokens: TokenArray
+
+
+@dataclass(slots=True)
+class KnownPrompts:
+    """The last prompts of one rollout. Forgetting them, or any of them, changes nothing but the time that reading takes.
+
+    They are arrays that the entries hold too, as long as these are in memory.
+    """
+
+    _known: list[_Known] = field(default_factory=list)
+    """The newest last."""
+
+    def forget(self) -> None:
+        """Let go of the arrays."""
+        self._known.clear()
+
+    def loads(self, value: bytes) -> Any:
+        """What ``orjson.loads`` gives, but for long prompts: valid token ids are there as the array they become (int32 [n],
+        read-only).
+
+        :raises orjson.JSONDecodeError: no JSON.
+        """
+        found = _BEGIN.search(value)
+        if found is None or len(value) - found.end() < TEXT_BYTES_MIN:
+            return orjson.loads(value)
+        start = found.end()
+        known, hasher = self._longest(value, start)
+        read = start + (known.length if known else 0)
+        stop = value.find(b"]", read)
+        if stop - start < TEXT_BYTES_MIN:
+            return orjson.loads(value)
+        try:
+            body = orjson.loads(value[: start - 1] + _MARK_JSON + value[stop + 1 :])
+            if not isinstance(body, dict) or body.get(FIELD) != _MARK:
+                return orjson.loads(value)  # another field of that name, or one that is overruled
+            body[FIELD] = _tokens(known, value[read:stop])
+        except (orjson.JSONDecodeError, ArrayError):
+            return orjson.loads(value)  # what is wrong with it shows there, or to whoever takes the field
+        hasher.update(memoryview(value)[read:stop])
+        self._note(_Known(stop - start, hasher.digest(), body[FIELD]))
+        return body
+
+    def _longest(self, value: bytes, start: int) -> tuple[_Known | None, xxhash.xxh3_128]:
+        """The longest known prompt with which the text from ``start`` on begins, and the hash up to its end."""
+        longest: tuple[_Known | None, xxhash.xxh3_128] = None, xxhash.xxh3_128()
+        hasher, hashed = xxhash.xxh3_128(), 0
+        for known in sorted(self._known, key=_length):
+            end = start + known.length
+            if end < len(value) and value[end] == _COMMA:
+                hasher.update(memoryview(value)[start + hashed : end])
+                hashed = known.length
+                if hasher.digest() == known.digest:
+                    longest = known, hasher.copy()
+        return longest
+
+    def _note(self, prompt: _Known) -> None:
+        others = [known for known in self._known if known.digest != prompt.digest]
+        self._known = [*others[max(0, len(others) + 1 - KNOWN_MAX) :], prompt]
+
+
+def _length(known: _Known) -> int:
+    return known.length
+
+
+def _tokens(known: _Known | None, rest: bytes) -> TokenArray:
+    """The tokens of a text that begins with a known one; ``rest`` is what follows that, from the comma on.
+
+    :raises orjson.JSONDecodeError: no list follows, or nothing.
+    :raises ArrayError: not of token ids.
+    """
+    tokens = arrays.token_ids(orjson.loads(b"[%b]" % (rest if known is None else rest[1:])))
+    if known is None:
+        return tokens
+    if not tokens.size:
+        raise ArrayError("nothing follows the comma")
+    return arrays.frozen(np.concatenate((known.tokens, tokens)))
