@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -198,9 +198,11 @@ async def run_here(block: Block, names: dict[str, Any], replace: Mapping[str, st
         await awaitable
 
 
-def markdown_files() -> Iterator[str]:
+def markdown_files() -> list[str]:
     """Every document of the repository, by its path from the root."""
-    for path in sorted(ROOT.rglob("*.md")):
-        parts = path.relative_to(ROOT).parts
-        if not any(part.startswith(".") or part in {"build", "dist", "node_modules"} for part in parts):
-            yield "/".join(parts)
+    paths = [path.relative_to(ROOT) for path in sorted(ROOT.rglob("*.md"))]
+    return [
+        path.as_posix()
+        for path in paths
+        if not any(part.startswith(".") or part in {"build", "dist", "node_modules"} for part in path.parts)
+    ]
