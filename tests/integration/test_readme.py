@@ -18,6 +18,7 @@ from freezepoint.settings import Settings
 from freezepoint_schemas.topics import TopicNames, topic_specs
 from tests.chaos.registry import all_scenarios
 from tests.documents import ROOT, Block, Typist, blocks_of, document, markdown_files, rows_under, spans_of
+from tests.fuzz import test_fuzz
 from tests.integration import test_chaos
 from tests.simulation.mutations import MUTATIONS
 
@@ -122,7 +123,9 @@ def test_every_test_that_is_named_exists(path: str, function: str) -> None:
 def test_the_numbers_of_the_guarantees() -> None:
     (mistakes,) = re.findall(r"(\d+) mistakes on purpose", document(README))
     (more,) = re.findall(r"(\d+) more faults by `make chaos`", document(README))
+    (inputs,) = re.findall(r"([\d,]+) generated and mutated records", document(README))
     assert int(mistakes) == len(MUTATIONS)
+    assert int(inputs.replace(",", "")) == test_fuzz.INPUTS
     assert int(more) == len(all_scenarios().keys() - test_chaos.SHORT.keys())
 
 
