@@ -26,7 +26,8 @@ TEXT_BYTES_MIN = 2_048
 KNOWN_MAX = 3
 """Prompts remembered of one rollout, the newest ones: agents that take turns under one id each go on from their own."""
 
-_BEGIN = re.compile(rb'"' + FIELD.encode() + rb'"[ \t\r\n]*:[ \t\r\n]*\[')
+_NAME = b'"' + FIELD.encode() + b'"'
+_OPENS = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*\[")
 _MARK = f"prompt:{secrets.token_hex(16)}"
 """Stands for the array while the rest is parsed. Nobody can know it, so that where it comes out is where the array was."""
 _MARK_JSON = orjson.dumps(_MARK)
@@ -61,10 +62,11 @@ class KnownPrompts:
 
         :raises orjson.JSONDecodeError: no JSON.
         """
-        found = _BEGIN.search(value)
-        if found is None or len(value) - found.end() < TEXT_BYTES_MIN:
+        named = value.find(_NAME)
+        opened = _OPENS.match(value, named + len(_NAME)) if named >= 0 else None
+        if opened is None or len(value) - opened.end() < TEXT_BYTES_MIN:
             return orjson.loads(value)
-        start = found.end()
+        start = opened.end()
         known, hasher = self._longest(value, start)
         read = start + (known.length if known else 0)
         stop = value.find(b"]", read)
