@@ -10,9 +10,10 @@ BIN := $(VENV)/bin
 # Two marks of what .venv holds: the package alone (all a demo needs), or the development tools as well.
 LIGHT := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+AUDIT := $(VENV)/.installed-audit
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos bench check format kafka schemas clean
+.PHONY: help demo test chaos bench check format kafka schemas metrics audit sbom clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +46,21 @@ kafka: ## run a local Kafka broker in the foreground (KAFKA_PORT=9092)
 schemas: $(LIGHT) ## generate the JSON Schemas and the AsyncAPI document again
 	$(BIN)/python -m freezepoint_schemas.generate
 
+metrics: $(LIGHT) ## write docs/metrics.md from the list of metrics in the code
+	$(BIN)/python deploy/prometheus/metrics_page.py docs/metrics.md
+
+# The advisories come over the network. --strict: a package that nothing could be learnt of is a failure, not a pass.
+audit: $(AUDIT) ## look up known vulnerabilities of every pinned dependency (needs the network)
+	$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt
+
+# Of what is shipped, so of an environment without the development tools.
+sbom: $(AUDIT) ## write build/sbom.cdx.json: what an installed freezepoint consists of (CycloneDX)
+	rm -rf build/runtime
+	$(BIN)/python -m venv build/runtime
+	build/runtime/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
+	build/runtime/bin/python -m pip uninstall --quiet --yes pip setuptools
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.cdx.json build/runtime/bin/python
+
 clean: ## remove the virtual environment, caches and fetched jars
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache deploy/kafka-local/.jars
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -60,4 +76,8 @@ $(LIGHT): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(LIGHT) $@
+
+$(AUDIT): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[audit]'
 	@touch $(LIGHT) $@
