@@ -135,6 +135,7 @@ class Worker:
             "replay_bytes": sum(runner.core.replay_bytes for runner in runners),
             "memory_bytes": memory.used_bytes,
             "spooled_bytes": memory.spool.size_bytes,
+            "spool_limit_bytes": memory.spool_bytes_max,
             "pending_bytes": memory.pending_bytes,
             "intake_paused": sum(runner.paused for runner in runners),
         }
