@@ -32,7 +32,7 @@ while IFS=$'\t' read -r named operation resource pattern name; do
     name=${name//\{prefix\}/$prefix}
     name=${name//\{group\}/$group}
     name=${name//\{transactions\}/$transactions}
-    "${command[@]}" "$@" "$action" "${force[@]}" --allow-principal "$principal" --operation "$operation" \
+    "${command[@]}" "$@" "$action" ${force[@]+"${force[@]}"} --allow-principal "$principal" --operation "$operation" \
         "--$resource" "$name" --resource-pattern-type "$pattern" </dev/null
 done <"$table"
 
