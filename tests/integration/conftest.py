@@ -1,4 +1,5 @@
 from tests.contract.conftest import cluster, transport_url
+from tests.integration.secured_kafka import secured
 from tests.integration.shell import events, shell
 
-__all__ = ["cluster", "events", "shell", "transport_url"]
+__all__ = ["cluster", "events", "secured", "shell", "transport_url"]

@@ -1,133 +1,24 @@
 """Credentials, TLS and rights, against a broker that asks for them. Also shows the rights that suffice."""
 
-import asyncio
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka.protocol.admin import CreateAclsRequest
 from pydantic import SecretStr
 
-from freezepoint.errors import BrokerError, ConfigurationError, FreezepointError, PublishError
-from freezepoint.settings import KafkaSettings
+from freezepoint.errors import BrokerError, ConfigurationError, PublishError
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
-from kafka_local import LocalKafka, _free_port, _java_command, fetch_jars, find_java
 from tests.integration.kafka_kit import SETTINGS, assigned, progress, read_all, read_count, receive, token
+from tests.integration.secured_kafka import SecuredKafka, alice, eventually
 
 pytestmark = pytest.mark.slow
 
-PASSWORD = "alice-secret"
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
 READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 4, 5, 8, 10, 11
 PREFIXED, ALLOW = 4, 3
 LITERAL = 3
-
-
-@dataclass
-class SecuredKafka:
-    """A broker with three ways in: openly (a super user), by password, and by password over TLS."""
-
-    kafka: LocalKafka
-    password_port: int
-    tls_port: int
-    pem: Path
-
-    @property
-    def by_password(self) -> str:
-        return f"127.0.0.1:{self.password_port}"
-
-    @property
-    def by_tls(self) -> str:
-        return f"127.0.0.1:{self.tls_port}"
-
-
-def certificate(folder: Path) -> Path:
-    """A self-signed certificate of 127.0.0.1, and its key in the same file for the broker."""
-    make = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker -addext subjectAltName=IP:127.0.0.1 "
-    try:
-        subprocess.run(
-            ["openssl", *make.split(), "-keyout", "key.pem", "-out", "cert.pem"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    (folder / "both.pem").write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
-    return folder / "cert.pem"
-
-
-def add_scram_user(kafka: LocalKafka, mechanism: str) -> None:
-    command = _java_command(
-        find_java(),
-        fetch_jars(),
-        "kafka.admin.ConfigCommand",
-        *(
-            "--bootstrap-server",
-            kafka.bootstrap,
-            "--alter",
-            "--entity-type",
-            "users",
-            "--entity-name",
-            "alice",
-        ),
-        *("--add-config", f"{mechanism}=[password={PASSWORD}]"),
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def secured(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    folder = tmp_path_factory.mktemp("broker-pem")
-    pem = certificate(folder)
-    kafka = LocalKafka()
-    ports = [_free_port(other_than=kafka.port), _free_port(other_than=kafka._controller_port)]
-    listeners = f"PLAINTEXT://{kafka.bootstrap},PASSWORD://127.0.0.1:{ports[0]},TLS://127.0.0.1:{ports[1]}"
-    plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-    kafka._extra_properties |= {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{kafka._controller_port}",
-        "advertised.listeners": listeners,
-        "listener.security.protocol.map": (
-            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PASSWORD:SASL_PLAINTEXT,TLS:SASL_SSL"
-        ),
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(folder / "both.pem"),
-        "ssl.client.auth": "none",
-    }
-    for listener in ("password", "tls"):
-        name = f"listener.name.{listener}"
-        kafka._extra_properties |= {
-            f"{name}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
-            f"{name}.plain.sasl.jaas.config": f'{plain} user_alice="{PASSWORD}";',
-            f"{name}.scram-sha-256.sasl.jaas.config": (
-                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-            ),
-            f"{name}.scram-sha-512.sasl.jaas.config": (
-                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-            ),
-        }
-    with kafka:
-        for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-            add_scram_user(kafka, mechanism)
-        yield SecuredKafka(kafka, ports[0], ports[1], pem)
-
-
-def alice(**more: Any) -> KafkaSettings:
-    given = {
-        "security_protocol": "SASL_PLAINTEXT",
-        "sasl_username": "alice",
-        "sasl_password": SecretStr(PASSWORD),
-        "request_timeout_ms": 5_000,
-    }
-    return SETTINGS.model_copy(update=given | more)
 
 
 async def allow(made: KafkaTransport, kind: int, name: str, *operations: int) -> None:
@@ -151,18 +42,6 @@ async def both(secured: SecuredKafka, prefix: str) -> AsyncIterator[tuple[KafkaT
     ):
         await root.admin().apply(topic_specs(names, 1))
         yield root, hers
-
-
-async def eventually(attempt: Any, refusal: str = "not authorized") -> Any:
-    """Rights reach the broker's authorizer a moment after they were granted."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                return await attempt()
-            except FreezepointError as error:
-                if refusal not in str(error):
-                    raise
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
