@@ -17,7 +17,9 @@ RUN_BY = {
     "README.md": "test_readme.py",
     "docs/diagnosis.md": "test_diagnosis_docs.py",
     "docs/local.md": "test_local_docs.py",
+    "docs/operations.md": "test_operations_docs.py",
     "docs/reader.md": "test_reader_docs.py",
+    "docs/runbooks.md": "test_operations_docs.py",
     "docs/sink.md": "test_sink_docs.py",
     "docs/tutorial.md": "test_tutorial.py",
 }
