@@ -33,7 +33,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _TOKENS = np.dtype(np.int32)
 _FLOATS = np.dtype(np.float64)
 _INT32_MAX = 2**31 - 1
-_DIMENSIONS_MAX = 8
+DIMENSIONS_MAX = 8
+"""Of a packed array. Deeper lists stay lists."""
 
 
 def unpack(packed: Mapping[str, Any]) -> AnyArray:
@@ -64,10 +65,10 @@ def unpack(packed: Mapping[str, Any]) -> AnyArray:
 def _checked_shape(shape: Any, size: int) -> tuple[int, ...]:
     if (
         not isinstance(shape, list)
-        or not 1 <= len(shape) <= _DIMENSIONS_MAX
+        or not 1 <= len(shape) <= DIMENSIONS_MAX
         or any(type(n) is not int or n < 0 or n > 2**40 for n in shape)
     ):
-        raise ArrayError(f"shape must be a list of 1 to {_DIMENSIONS_MAX} non-negative integers")
+        raise ArrayError(f"shape must be a list of 1 to {DIMENSIONS_MAX} non-negative integers")
     count = 1
     for dimension in shape:
         count *= dimension
@@ -220,6 +221,8 @@ def routed_experts(value: Any) -> Any:
     if not isinstance(value, Mapping | np.ndarray):
         raise ArrayError("routed_experts must be nested arrays or a packed array")
     values = value if isinstance(value, np.ndarray) else unpack(value)
+    if not 1 <= values.ndim <= DIMENSIONS_MAX:
+        raise ArrayError(f"routed_experts must have 1 to {DIMENSIONS_MAX} dimensions")
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ArrayError("routed_experts must be finite")
     return frozen(values)

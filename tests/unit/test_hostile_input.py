@@ -120,6 +120,25 @@ def test_routed_experts_that_json_cannot_hold_are_refused(dtype: str, number: fl
     assert refused({**BODY, "routed_experts": {"dtype": dtype, "data": data}}) is Reason.INVALID_ENTRY
 
 
+@pytest.mark.parametrize("dimensions", [1, 7, 8, 9, 20])
+def test_routed_experts_of_any_depth_come_out_as_they_went_in(dimensions: int) -> None:
+    nested: Any = 7
+    for _ in range(dimensions):
+        nested = [nested]
+    bench = Bench()
+    bench.run([record(0, "r", entry_with(routed_experts=nested)), record(1, "r", complete("r"))])
+    (item,) = bench.results[0].traces[0].items
+    routes = item.routed_experts
+    assert (routes.tolist() if isinstance(routes, np.ndarray) else routes) == nested
+
+
+@pytest.mark.parametrize("dimensions", [0, 9])
+def test_an_array_from_memory_that_cannot_be_packed_is_refused(dimensions: int) -> None:
+    body = {**BODY, "routed_experts": np.ones((1,) * dimensions, np.uint8)}
+    with pytest.raises(DecodeError, match="1 to 8 dimensions"):
+        codec.event_from_object("r", body)
+
+
 @pytest.mark.parametrize("field", ["generation_log_probs", "routed_experts"])
 @pytest.mark.parametrize(
     ("dtype", "raw"), [("f32", b"\x01\x00\x80\x7f"), ("f64", b"\x01\x00\x00\x00\x00\x00\xf0\x7f")]

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import xxhash
 
-from freezepoint_schemas.arrays import AnyArray, TokenArray, integer_array
+from freezepoint_schemas.arrays import DIMENSIONS_MAX, AnyArray, TokenArray, integer_array
 from freezepoint_schemas.events import TokenEntry
 
 _LITTLE_ENDIAN_TOKENS = np.dtype("<i4")
@@ -100,13 +100,16 @@ def joined_digest(body: bytes, prompt: bytes) -> bytes:
 
 def canonical_routes(value: AnyArray | list[Any] | None) -> AnyArray | list[Any] | None:
     """Routed experts in the one form all their encodings share: an integer array in the narrowest dtype
-    where they are one (of any number of dimensions), else nested lists as JSON would hold them."""
+    where they are one (of as many dimensions as a packed array may have), else nested lists as JSON would hold them."""
     if value is None:
         return None
     if isinstance(value, np.ndarray):
         whole = integer_array(value, value.ndim) if value.size else None
         return value.tolist() if whole is None else whole
-    whole = integer_array(value, _nesting(value))
+    dimensions = _nesting(value)
+    if dimensions > DIMENSIONS_MAX:
+        return value
+    whole = integer_array(value, dimensions)
     return value if whole is None or not whole.size else whole
 
 
