@@ -2,7 +2,8 @@
 
 Where prompts are sent whole, each call repeats the prompt before it: a hundred calls of one rollout are mostly the same
 numbers, a hundred times. What was read of one prompt is known by the digest of its text, and of a prompt that begins with
-the same text only the rest is read.
+the same text only the rest is read. The tokens of all of them lie in one buffer, as views of different lengths, so that a
+conversation takes the memory of its longest prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import orjson
@@ -34,12 +35,38 @@ _MARK_JSON = orjson.dumps(_MARK)
 _COMMA = ord(",")
 
 
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """Room for a prompt to grow. What lies below ``used`` is in somebody's hands and never changes."""
+
+    tokens: TokenArray
+    used: int
+
+    @classmethod
+    def of(cls, tokens: TokenArray, more: int) -> Self:
+        """A new one that begins with these tokens and has room for more."""
+        array = np.empty((tokens.size + more) * 3 // 2, np.int32)
+        array[: tokens.size] = tokens
+        return cls(array, tokens.size)
+
+    def extended(self, tokens: TokenArray) -> TokenArray:
+        """All that is used, and these tokens behind it."""
+        start, self.used = self.used, self.used + tokens.size
+        self.tokens[start : self.used] = tokens
+        return arrays.frozen(self.tokens[: self.used])
+
+    def goes_on_from(self, tokens: TokenArray, more: int) -> bool:
+        """Whether nothing follows these tokens yet, and there is room for more."""
+        return self.used == tokens.size and self.used + more <= self.tokens.size
+
+
 class _Known(NamedTuple):
-    """A prompt that was read: length and xxh3-128 of its text between the brackets, and its tokens."""
+    """A prompt that was read: length and xxh3-128 of its text between the brackets, its tokens, and the buffer they lie in."""
 
     length: int
     digest: bytes
     tokens: TokenArray
+    buffer: _Buffer | None
 
 
 @dataclass(slots=True)
@@ -76,11 +103,12 @@ class KnownPrompts:
             body = orjson.loads(value[: start - 1] + _MARK_JSON + value[stop + 1 :])
             if not isinstance(body, dict) or body.get(FIELD) != _MARK:
                 return orjson.loads(value)  # another field of that name, or one that is overruled
-            body[FIELD] = _tokens(known, value[read:stop])
+            tokens, buffer = _tokens(known, value[read:stop])
         except (orjson.JSONDecodeError, ArrayError):
             return orjson.loads(value)  # what is wrong with it shows there, or to whoever takes the field
         hasher.update(memoryview(value)[read:stop])
-        self._note(_Known(stop - start, hasher.digest(), body[FIELD]))
+        self._note(_Known(stop - start, hasher.digest(), tokens, buffer))
+        body[FIELD] = tokens
         return body
 
     def _longest(self, value: bytes, start: int) -> tuple[_Known | None, xxhash.xxh3_128]:
@@ -105,7 +133,7 @@ def _length(known: _Known) -> int:
     return known.length
 
 
-def _tokens(known: _Known | None, rest: bytes) -> TokenArray:
+def _tokens(known: _Known | None, rest: bytes) -> tuple[TokenArray, _Buffer | None]:
     """The tokens of a text that begins with a known one; ``rest`` is what follows that, from the comma on.
 
     :raises orjson.JSONDecodeError: no list follows, or nothing.
@@ -113,7 +141,10 @@ def _tokens(known: _Known | None, rest: bytes) -> TokenArray:
     """
     tokens = arrays.token_ids(orjson.loads(b"[%b]" % (rest if known is None else rest[1:])))
     if known is None:
-        return tokens
+        return tokens, None
     if not tokens.size:
         raise ArrayError("nothing follows the comma")
-    return arrays.frozen(np.concatenate((known.tokens, tokens)))
+    buffer = known.buffer
+    if buffer is None or not buffer.goes_on_from(known.tokens, tokens.size):
+        buffer = _Buffer.of(known.tokens, tokens.size)
+    return buffer.extended(tokens), buffer

@@ -30,11 +30,15 @@ def meaning(body: Any) -> Any:
     return body
 
 
-def read(known: KnownPrompts, value: bytes) -> Any:
+def take(known: KnownPrompts, value: bytes) -> Any:
     try:
-        return meaning(known.loads(value))
+        return known.loads(value)
     except orjson.JSONDecodeError as error:
         return str(error)
+
+
+def read(known: KnownPrompts, value: bytes) -> Any:
+    return meaning(take(known, value))
 
 
 def plainly(value: bytes) -> Any:
@@ -151,18 +155,19 @@ def test_a_conversation_reads_as_it_is_written(
     """Several lines of thought under one id, with whatever spaces, some of them torn."""
     known = KnownPrompts()
     threads: list[list[int]] = [[]]
+    taken: list[tuple[Any, Any]] = []
     for turn in turns:
         base = data.draw(st.sampled_from(threads))
         threads.append([*base, *turn])
         separators = data.draw(st.sampled_from([(",", ":"), (", ", ": ")]))
-        text = json.dumps(
-            {"a": ["]"], "prompt_token_ids": threads[-1], "b": '"prompt_token_ids":[5]'},
-            separators=separators,
-        )
+        body = {"a": ["]"], "prompt_token_ids": threads[-1], "b": '"prompt_token_ids":[5]'}
+        text = json.dumps(body, separators=separators)
         if data.draw(st.booleans()):
             for at, length, piece in changes:
                 text = text[:at] + piece + text[at + length :]
-        assert read(known, text.encode()) == plainly(text.encode())
+        taken.append((take(known, text.encode()), plainly(text.encode())))
+    for read_so, expected in taken:  # at the end: what came later has changed nothing
+        assert meaning(read_so) == expected
 
 
 def test_an_entry_is_the_same_whatever_is_known() -> None:
@@ -191,6 +196,27 @@ def test_an_entry_is_the_same_whatever_is_known() -> None:
         with pytest.raises(DecodeError) as caught:
             codec.decode_event("a", refused, known)
         assert (caught.value.reason, str(caught.value)) == (plain.value.reason, str(plain.value))
+
+
+def test_a_conversation_takes_the_memory_of_its_longest_prompt() -> None:
+    bench = Bench()
+    history = list(range(2_000))
+    for number in range(60):
+        history += range(100)
+        bench.feed([record(number, "a", entry("a", f"c{number:02}", history, [2]))])
+    life = bench.core.open["a"]
+    arrays = [held.prompt_token_ids for held in life.entries()]
+    buffers = {id(array.base): array.base for array in arrays[1:]}
+    held_bytes = arrays[0].nbytes + sum(np.asarray(buffer).nbytes for buffer in buffers.values())
+    assert held_bytes < 5 * arrays[-1].nbytes < sum(array.nbytes for array in arrays) / 3
+    assert held_bytes <= life.memory_bytes < held_bytes + 60 * 4_000
+    assert bench.core.memory_bytes == life.memory_bytes
+    bench.feed([record(60, "a", entry("a", "c59", history, [2]))])  # a repeat
+    assert bench.core.memory_bytes == life.memory_bytes
+    life.spill()
+    assert life.memory_bytes == 0
+    bench.feed([record(61, "a", entry("a", "c60", history, [3]))])
+    assert life.memory_bytes > arrays[-1].nbytes
 
 
 def test_a_life_that_is_spilled_or_too_large_lets_go_of_its_prompts() -> None:

@@ -155,6 +155,8 @@ def common_prefix(left: TokenArray, right: TokenArray) -> int:
     """How many leading tokens two arrays share. Blocks grow, so an early difference is found cheaply and a
     long match needs no array as long as itself."""
     limit = min(left.size, right.size)
+    if limit and left.ctypes.data == right.ctypes.data:
+        return limit  # views of one buffer
     start, block = 0, _COMPARE_FIRST
     while start < limit:
         stop = min(start + block, limit)

@@ -22,6 +22,7 @@ import orjson
 from freezepoint.core.digests import canonical_routes
 from freezepoint.core.frozen import Closing, FrozenLog, SpillRef
 from freezepoint.core.snapshot import body_digest, prompt_form
+from freezepoint_schemas.arrays import TokenArray
 from freezepoint_schemas.events import (
     CallCancelled,
     CallIntent,
@@ -167,6 +168,8 @@ class RolloutLog:
     frozen: bool = False
     prompts: KnownPrompts = field(default_factory=KnownPrompts)
     """For the decoder alone."""
+    _buffers: set[int] = field(default_factory=set)
+    """The ``id`` of buffers in which several entries' prompts lie; they are held by these entries, and counted once."""
     _entries: dict[str, TokenEntry] = field(default_factory=dict)
     _known: dict[str, _Known] = field(default_factory=dict)
     _alternatives: dict[tuple[str, bytes], TokenEntry | None] = field(default_factory=dict)
@@ -261,6 +264,7 @@ class RolloutLog:
         self._require_open()
         entries = self.entries()
         self.prompts.forget()
+        self._buffers.clear()
         self._entries.clear()
         self._alternatives = dict.fromkeys(self._alternatives)
         self.memory_bytes = 0
@@ -312,8 +316,18 @@ class RolloutLog:
 
     def _grow(self, entry: TokenEntry, size_bytes: int) -> None:
         self.size_bytes += size_bytes
-        self.memory_bytes += memory_of(entry)
+        self.memory_bytes += memory_of(entry) - self._shared_bytes(entry.prompt_token_ids)
         self._limit()
+
+    def _shared_bytes(self, tokens: TokenArray) -> int:
+        """How many bytes of an array are counted already, less those that its buffer has beyond it."""
+        buffer = tokens.base
+        if not isinstance(buffer, np.ndarray):
+            return 0
+        if id(buffer) in self._buffers:
+            return tokens.nbytes
+        self._buffers.add(id(buffer))
+        return tokens.nbytes - buffer.nbytes
 
     def _limit(self) -> None:
         too_many = len(self._known) + len(self._alternatives) > self.limits.entries_max
@@ -328,6 +342,7 @@ class RolloutLog:
         self.garbage += self.spilled
         self.spilled = []
         self.prompts.forget()
+        self._buffers.clear()
         self._entries.clear()
         self._known.clear()
         self._alternatives.clear()
