@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
@@ -409,6 +411,17 @@ def test_a_rollout_that_may_have_begun_in_what_was_never_read_says_so_when_calls
         "nothing": {mismatch, Reason.INPUT_EXPIRED},
         "late": {mismatch},
     }
+
+
+def test_without_a_gap_no_time_is_after_one() -> None:
+    """Records of files have no time."""
+    bench = Bench()
+    stream = [
+        record(0, "r", entry("r", "c1", [1], [2])),
+        record(1, "r", complete("r", n_calls=2)),
+    ]
+    bench.run([replace(item, timestamp_ms=0) for item in stream])
+    assert bench.results[0].reasons == [Reason.CALL_COUNT_MISMATCH]
 
 
 def test_progress_names_the_last_record_applied_by_any_owner_with_its_own_time() -> None:

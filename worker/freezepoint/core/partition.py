@@ -258,7 +258,7 @@ class PartitionCore:
             self._gap_seen = True
             until_ms = record.timestamp_ms + int(self.config.rollout_timeout_s * 1000)
             self.gap_until_ms = max(self.gap_until_ms, until_ms)
-        self._after_gap = record.timestamp_ms <= self.gap_until_ms
+        self._after_gap = self.gap_until_ms > 0 and record.timestamp_ms <= self.gap_until_ms
 
     def expire(self, log_start: int) -> None:
         """Before anything is fed: the log starts at this offset. Where a replay would start earlier, lives the ledger holds
