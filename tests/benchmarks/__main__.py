@@ -26,11 +26,12 @@ from tests.benchmarks.core import core_rows
 from tests.benchmarks.growth import growth_rows
 from tests.benchmarks.kafka import kafka_rows, servers
 from tests.benchmarks.measuring import Row
+from tests.benchmarks.scaling import scaling_rows
 from tests.benchmarks.store import store_rows
 
 CORE = {"build", "plain", "packed", "size"}
 KAFKA = {"json-100k", "packed-100k", "small-1k", "replay", "sink", "latency"}
-NAMES = sorted({*CORE, *KAFKA, "store", "growth"})
+NAMES = sorted({*CORE, *KAFKA, "store", "growth", "workers"})
 LIBRARIES = ("numpy", "orjson", "pydantic", "pybase64", "xxhash", "aiokafka")
 
 METHOD = """\
@@ -60,6 +61,8 @@ def run(only: Sequence[str], rounds: int, *, quick: bool) -> list[Row]:
         add(core_rows(rounds, quick=quick))
     if "store" in wanted:
         add(store_rows(rounds))
+    if "workers" in wanted:
+        add(scaling_rows(rounds, quick=quick))
     if "growth" in wanted:
         add(growth_rows(None if quick else Path("docs/growth.svg"), quick=quick))
     if wanted & KAFKA:

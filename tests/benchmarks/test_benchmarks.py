@@ -11,6 +11,7 @@ from tests.benchmarks.core import core_rows
 from tests.benchmarks.growth import Curve, Point, growth_rows, plot
 from tests.benchmarks.kafka import kafka_rows
 from tests.benchmarks.measuring import Figure, Row
+from tests.benchmarks.scaling import scaling_rows
 from tests.benchmarks.store import store_rows
 
 
@@ -29,6 +30,11 @@ def test_the_core_and_the_store_are_measured() -> None:
 def test_a_result_is_a_twentieth_of_what_was_received() -> None:
     (size,) = [row for row in core_rows(1, quick=False) if row.name == "size"]
     assert size.met
+
+
+@pytest.mark.slow
+def test_two_workers_are_measured_against_one() -> None:
+    assert_finite(scaling_rows(1, quick=True))
 
 
 @pytest.mark.slow
