@@ -1,4 +1,7 @@
-"""Generates the JSON Schemas of the contract: ``python -m freezepoint_schemas.generate FOLDER`` writes them there."""
+"""Generates the contract's documents: ``python -m freezepoint_schemas.generate FOLDER`` writes them there.
+
+``json/v1/`` holds a JSON Schema for each record; ``asyncapi.json`` says which of them lie in which topic.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +13,63 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from freezepoint_schemas.asyncapi import document
 from freezepoint_schemas.events import EVENTS
-from freezepoint_schemas.ledger import LedgerRecord, ProgressRecord
-from freezepoint_schemas.results import Result
+from freezepoint_schemas.models import RECORDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_OTHERS: dict[str, type[BaseModel]] = {
-    "result": Result,
-    "ledger_record": LedgerRecord,
-    "progress_record": ProgressRecord,
-}
+SCHEMAS = "json/v1"
+ASYNCAPI = "asyncapi.json"
+
+
+def schema_of(model: type[BaseModel], **options: Any) -> dict[str, Any]:
+    """A record's JSON Schema as it is on the wire."""
+    schema = model.model_json_schema(**options)
+    if model in EVENTS.values():
+        _say_the_event(schema)
+    return schema
 
 
 def schema_files() -> Iterator[tuple[str, bytes]]:
-    """File name and content of every schema."""
-    for name, model in {**EVENTS, **_OTHERS}.items():
-        schema: dict[str, Any] = {"$schema": DIALECT, **model.model_json_schema()}
-        if name in EVENTS:
-            _say_the_event(schema, name)
-        yield f"{name}.json", orjson.dumps(schema, option=orjson.OPT_INDENT_2) + b"\n"
+    """File name and content of every JSON Schema."""
+    for name, model in RECORDS.items():
+        yield f"{name}.json", _written({"$schema": DIALECT, **schema_of(model)})
 
 
-def _say_the_event(schema: dict[str, Any], name: str) -> None:
+def documents() -> dict[str, bytes]:
+    """Every generated document: its path below the folder, and its content."""
+    schemas = {f"{SCHEMAS}/{name}": content for name, content in schema_files()}
+    return {**schemas, ASYNCAPI: _written(document(schema_of))}
+
+
+def _say_the_event(schema: dict[str, Any]) -> None:
     """On the wire an event names itself, but for a bare token entry; the key may stand for ``rollout_id``."""
     required = [field for field in schema.get("required", []) if field != "rollout_id"]
-    schema["required"] = required if name == "token_entry" else ["event", *required]
+    bare = schema["properties"]["event"]["const"] == "token_entry"
+    schema["required"] = required if bare else ["event", *required]
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def export(folder: Path) -> list[Path]:
+    """Write every document there; what else is there stays."""
+    paths = []
+    for name, content in documents().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        paths.append(path)
+    return paths
 
 
 def main(folder: Path) -> None:
-    """Write every schema there, and remove what is no schema any more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = dict(schema_files())
-    for stale in folder.glob("*.json"):
-        if stale.name not in files:
-            stale.unlink()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    """Write every document, and remove what is no schema any more."""
+    written = set(export(folder))
+    for stale in set((folder / SCHEMAS).glob("*.json")) - written:
+        stale.unlink()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "schemas/json/v1"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "schemas"))

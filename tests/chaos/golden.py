@@ -1,6 +1,7 @@
 """What a release left in its topics, kept to be read by the next: ``python -m tests.chaos.golden`` writes it anew.
 
-Done once a release, before its version is raised; the file bears the release's name.
+Done once a release, before its version is raised; the files bear the release's name. Its JSON Schemas are kept as well
+(``--schemas`` writes only these).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from freezepoint_schemas.generate import schema_files
 from freezepoint_schemas.topics import Topic
 from tests.chaos.broker import ChaosBroker
 from tests.chaos.figures import Report
@@ -33,6 +35,15 @@ GROUP = "golden-group"
 
 def path_of(release: str) -> Path:
     return FOLDER / f"topics-{release}.jsonl.gz"
+
+
+def schema_path(name: str, release: str = RELEASE) -> Path:
+    return FOLDER / f"{name}-{release}.json"
+
+
+def freeze_schemas(release: str = RELEASE) -> None:
+    for name, content in schema_files():
+        schema_path(name.removesuffix(".json"), release).write_bytes(content)
 
 
 def read(release: str = RELEASE) -> dict[Topic, list[Line]]:
@@ -93,6 +104,9 @@ async def _make(made: Stage) -> None:
 
 
 async def _main() -> int:
+    freeze_schemas()
+    if "--schemas" in sys.argv:
+        return 0
     report = Report("golden", "golden topics")
     async with ChaosBroker() as broker:
         folder = Path(tempfile.mkdtemp(prefix="golden-"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,8 +16,6 @@ from tests.chaos import golden
 from tests.chaos.checker import Claims, Evidence, check
 from tests.chaos.tails import Line
 from tests.events import Bench, clear, complete, entry, incomplete, records_of
-
-FOLDER = Path(golden.__file__).parent.parent / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +69,7 @@ def test_the_previous_release_can_read_what_this_one_writes() -> None:
 
 
 def _validator(name: str) -> Any:
-    schema = orjson.loads((FOLDER / f"{name}-{golden.RELEASE}.json").read_bytes())
+    schema = orjson.loads(golden.schema_path(name).read_bytes())
     return jsonschema.Draft202012Validator(schema).validate
 
 
