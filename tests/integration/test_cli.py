@@ -28,6 +28,9 @@ COMMANDS = [
     "inspect",
     "report",
     "build",
+    "doctor",
+    "schema",
+    "schema export",
     "config",
 ]
 

@@ -115,6 +115,70 @@ async def test_every_missing_right_is_named_and_those_named_suffice(
         assert [record.value for record in await read_count(hers, Topic.LEDGER, 1)] == [b"1"]
 
 
+async def test_the_doctor_names_each_missing_right_with_the_command_that_grants_it(
+    secured: SecuredKafka, unique_prefix: str
+) -> None:
+    own = alice(
+        transactional_id_prefix=f"{unique_prefix}-ids"
+    )  # other tests grant what begins with freezepoint
+    async with (
+        both(secured, unique_prefix) as (root, _),
+        KafkaTransport(secured.by_password, TopicNames(f"{unique_prefix}-"), own) as hers,
+    ):
+        group = f"{unique_prefix}-group"
+
+        async def wrong() -> dict[str, tuple[str, str]]:
+            examined = await hers.examine(group)
+            assert examined.usable
+            return {
+                check.subject.removeprefix("rights on ").replace(f"{unique_prefix}-", ""): (
+                    check.verdict,
+                    check.mend or "",
+                )
+                for check in examined.checks
+                if check.verdict != "ok"
+            }
+
+        async def until(expected: dict[str, str]) -> dict[str, str]:
+            """Rights reach the authorizer a moment after they were granted."""
+            async with asyncio.timeout(10):
+                while True:
+                    found = await wrong()
+                    if {what: verdict for what, (verdict, _) in found.items()} == expected:
+                        return {what: mend for what, (_, mend) in found.items()}
+                    await asyncio.sleep(0.1)
+
+        topics = [f"rollout-{name}" for name in ("tokens", "trajectories", "ledger", "dead-letters")]
+        ids = "transactional ids ids.rollout-tokens.*"
+        mends = await until(dict.fromkeys([*topics, ids, "group group"], "fail"))
+        command = f"kafka-acls.sh --bootstrap-server {secured.by_password} --add --allow-principal User:alice"
+        assert mends["rollout-ledger"] == (
+            f"{command} --operation Read --operation Write --operation Describe --topic {unique_prefix}-rollout-ledger"
+        )
+        assert "--operation Write" not in mends["rollout-tokens"]
+        assert mends["group group"] == f"{command} --operation Read --group {group}"
+        assert mends[ids].startswith(
+            f"{command} --operation Write --operation Describe --resource-pattern-type prefixed"
+        )
+
+        await allow(root, TOPIC, f"{unique_prefix}-rollout-tokens", READ, DESCRIBE)
+        await allow(root, TOPIC, f"{unique_prefix}-rollout-ledger", READ, WRITE, DESCRIBE)
+        await allow(root, TOPIC, f"{unique_prefix}-rollout-trajectories", WRITE, DESCRIBE)
+        await allow(root, TOPIC, f"{unique_prefix}-rollout-dead-letters", DESCRIBE)
+        await allow(root, GROUP, unique_prefix, READ)
+        await allow(root, TRANSACTIONAL_ID, f"{unique_prefix}-ids.{unique_prefix}-", WRITE, DESCRIBE)
+        mends = await until(dict.fromkeys(topics[:3], "warn") | {topics[3]: "fail"})
+        assert mends[topics[3]] == f"{command} --operation Write --topic {unique_prefix}-rollout-dead-letters"
+        assert "--operation DescribeConfigs" in mends[topics[0]]
+
+        await allow(root, TOPIC, unique_prefix, DESCRIBE_CONFIGS)
+        await allow(root, TOPIC, f"{unique_prefix}-rollout-dead-letters", WRITE)
+        await until({})
+        with pytest.raises(ConfigurationError, match="WRITE"):
+            await hers.clock_ahead_s()  # this alone takes a right that no worker needs
+        await root.clock_ahead_s()
+
+
 async def send_once(made: KafkaTransport) -> None:
     await (await made.producer()).send([token("a")])
 

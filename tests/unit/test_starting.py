@@ -9,9 +9,9 @@ import pytest
 
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import SqliteSettings
-from freezepoint.transport.ports import FROM_THE_BEGINNING, Feed, StartAt, Started, Subscription
+from freezepoint.transport.ports import FROM_THE_BEGINNING, Extent, Feed, StartAt, Started, Subscription
 from freezepoint.transport.sqlite import SqliteTransport
-from freezepoint.transport.starting import Extent, StoredOffsets, resume_at
+from freezepoint.transport.starting import StoredOffsets, resume_at
 from freezepoint_schemas.topics import Topic, TopicNames
 from tests.results import publish_results, result
 

@@ -11,14 +11,14 @@ from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.rollout import LogLimits
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import WorkerSettings
-from freezepoint.transport.ports import Lease
+from freezepoint.transport.ports import PartitionFacts
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, ProgressRecord
 
 
 async def restore(
-    lease: Lease, settings: WorkerSettings, topic_name: str, counters: Counter[str] | None = None
+    lease: PartitionFacts, settings: WorkerSettings, topic_name: str, counters: Counter[str] | None = None
 ) -> PartitionCore:
     """The fold of the leased partition; reading starts at its ``next_offset``.
 
@@ -83,7 +83,7 @@ def _restore_carried(core: PartitionCore, chunks: Mapping[bytes, bytes]) -> None
 
 
 def _read_ledger(
-    lease: Lease, topic_name: str
+    lease: PartitionFacts, topic_name: str
 ) -> tuple[LedgerBook, ProgressRecord | None, dict[bytes, bytes]]:
     """Decisions by rollout id, the progress, and carried chunks by key."""
     book, progress = LedgerBook(), None
@@ -107,7 +107,7 @@ def _read_ledger(
 
 
 async def _refuse_foreign(
-    lease: Lease, progress: ProgressRecord, settings: WorkerSettings, topic_name: str
+    lease: PartitionFacts, progress: ProgressRecord, settings: WorkerSettings, topic_name: str
 ) -> None:
     where = f"{topic_name}[{lease.partition}]"
     if progress.group != settings.group:
@@ -127,7 +127,7 @@ async def _refuse_foreign(
         )
 
 
-async def _same_log(lease: Lease, progress: ProgressRecord) -> bool:
+async def _same_log(lease: PartitionFacts, progress: ProgressRecord) -> bool:
     """Whether the last applied record is still the same one, or has only expired."""
     if progress.applied_offset < lease.log_start:
         return True

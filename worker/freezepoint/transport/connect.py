@@ -6,13 +6,13 @@ from pathlib import Path
 
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import Settings
-from freezepoint.transport.ports import Transport
+from freezepoint.transport.ports import Broker
 
 KAFKA_SCHEME = "kafka://"
 SQLITE_SCHEME = "sqlite:///"
 
 
-def connect(settings: Settings) -> Transport:
+def connect(settings: Settings) -> Broker:
     """The transport that ``settings.broker`` names; it connects on first use.
 
     :raises ConfigurationError: no such scheme, or nothing behind it.

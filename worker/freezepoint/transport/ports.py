@@ -53,29 +53,25 @@ class Poll:
     records: Mapping[int, Sequence[InputRecord]] = field(default_factory=dict)
 
 
-class Lease(Protocol):
-    """Exclusive ownership of one token partition, proved when it was acquired.
-
-    Every method that publishes raises :class:`PublishError` where the outcome is unknown; the lease is then dead:
-    close it, acquire anew, and let the ledger say what landed.
-    """
+class PartitionFacts(Protocol):
+    """What is known of one token partition when its fold is made from the ledger."""
 
     @property
     def partition(self) -> int: ...
 
     @property
     def partition_count(self) -> int:
-        """Partitions of the tokens topic when the lease was acquired."""
+        """Partitions of the tokens topic."""
         ...
 
     @property
     def log_start(self) -> int:
-        """The first offset the tokens partition still has (when acquired)."""
+        """The first offset the tokens partition still has."""
         ...
 
     @property
     def log_end(self) -> int:
-        """The offset after the last committed record of the tokens partition (when acquired)."""
+        """The offset after the last committed record of the tokens partition."""
         ...
 
     @property
@@ -85,12 +81,21 @@ class Lease(Protocol):
 
     @property
     def ledger(self) -> Sequence[InputRecord]:
-        """The ledger partition read to its end after fencing, the latest record of each key."""
+        """The ledger partition read to its end, the latest record of each key."""
         ...
 
     async def record_at(self, offset: int) -> InputRecord | None:
         """The tokens record at that offset, None where there is none any more."""
         ...
+
+
+class Lease(PartitionFacts, Protocol):
+    """Exclusive ownership of one token partition, proved when it was acquired; its facts are of that moment, the ledger's
+    after fencing.
+
+    Every method that publishes raises :class:`PublishError` where the outcome is unknown; the lease is then dead:
+    close it, acquire anew, and let the ledger say what landed.
+    """
 
     async def start(self, offset: int) -> None:
         """Deliver records from that offset on in the member's polls.
@@ -261,6 +266,36 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """What there is of a partition: ``first`` is the first offset it still has, ``end`` the one after the last
+    committed record."""
+
+    first: int
+    end: int
+
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of an examination: ``mend`` is the command, or else the deed, that sets right what is not ``ok``."""
+
+    subject: str
+    verdict: Verdict
+    message: str
+    mend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """``usable``: whether topics can be looked at; else the broker is out of reach, or there is nothing yet."""
+
+    checks: Sequence[Check]
+    usable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFinding:
     """One line of a check: what was expected of a topic, what is there, and the command that mends it.
 
@@ -324,3 +359,28 @@ class Transport(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+class Broker(Transport, Protocol):
+    """A transport that can also be looked at by people who operate it."""
+
+    async def examine(self, group: str) -> Examined:
+        """What a worker of this group needs of the broker itself, topics and ledger aside. Writes no record.
+
+        Does not raise for what it finds: that the broker cannot be reached is its only check then.
+        """
+        ...
+
+    async def clock_ahead_s(self) -> tuple[float, float]:
+        """By how much the broker's clock is ahead of ours, and how far that may be wrong.
+
+        :raises ConfigurationError: a right is missing that only this takes.
+        """
+        ...
+
+    async def extents(self, topic: Topic) -> Mapping[int, Extent]:
+        """What there is of each partition now.
+
+        :raises MissingTopicError: the topic does not exist.
+        """
+        ...

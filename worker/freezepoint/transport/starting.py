@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from freezepoint.errors import ConfigurationError
-from freezepoint.transport.ports import StartAt, Started
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """What there is of a partition: ``first`` is the first offset it still has, ``end`` the one after the last
-    committed record."""
-
-    first: int
-    end: int
+from freezepoint.transport.ports import Extent, StartAt, Started
 
 
 def resume_at(stored: int, extent: Extent, where: str) -> Started:

@@ -1,6 +1,6 @@
 """The Kafka transport. Reading guide: ``member`` (acquiring a partition), ``publisher`` (transactions), ``intake`` (a
 group's consumer), ``subscription`` (a group that stores its own offsets), ``client`` (how clients are set up and
-closed), ``cluster`` and ``admin`` (topics)."""
+closed), ``cluster`` and ``admin`` (topics), ``examine`` (what ``freezepoint doctor`` asks of the cluster)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.admin import KafkaTopicAdmin
 from freezepoint.transport.kafka.client import Clients
 from freezepoint.transport.kafka.cluster import Cluster
+from freezepoint.transport.kafka.examine import clock_ahead_s, examine
 from freezepoint.transport.kafka.member import KafkaMember
 from freezepoint.transport.kafka.producer import KafkaProducer
 from freezepoint.transport.kafka.reader import KafkaReader
 from freezepoint.transport.kafka.subscription import KafkaSubscription
-from freezepoint.transport.ports import FROM_THE_BEGINNING, StartAt
+from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, StartAt
 from freezepoint_schemas.topics import Topic, TopicNames
 
 __all__ = ["KafkaTransport"]
@@ -69,6 +70,15 @@ class KafkaTransport:
 
     def admin(self) -> KafkaTopicAdmin:
         return KafkaTopicAdmin(self._cluster)
+
+    async def examine(self, group: str) -> Examined:
+        return await examine(self._cluster, group)
+
+    async def clock_ahead_s(self) -> tuple[float, float]:
+        return await clock_ahead_s(self._cluster)
+
+    async def extents(self, topic: Topic) -> dict[int, Extent]:
+        return await self._cluster.extents(topic)
 
     async def close(self) -> None:
         """Close whatever this transport made and wait until every connection is gone."""

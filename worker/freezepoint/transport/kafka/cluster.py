@@ -11,9 +11,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import TopicPartition
 
-from freezepoint.errors import BrokerError, BrokerUnavailableError
+from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from freezepoint.transport.kafka.client import Clients
 from freezepoint.transport.kafka.faults import missing_topic, translate, translated
+from freezepoint.transport.kafka.versions import Versions, refusal
+from freezepoint.transport.ports import Extent
 from freezepoint_schemas.topics import Topic, TopicNames
 
 RECORD_BYTES_FALLBACK = 1024 * 1024
@@ -44,8 +46,21 @@ class Cluster:
             if self._admin is None:
                 admin = self.clients.admin()
                 await self.clients.start(admin, "connecting")
+                try:
+                    await self._refuse_old(admin)
+                except BaseException:
+                    self.clients.dispose(admin)
+                    raise
                 self._admin = admin
             return self._admin
+
+    async def _refuse_old(self, admin: Any) -> None:
+        """:raises ConfigurationError: the broker lacks what all work needs."""
+        node = admin._client.get_random_node()  # noqa: SLF001 - the client keeps what brokers answer to itself
+        found = None if node is None else await broker_versions(admin, node)
+        why = None if found is None else refusal(found)
+        if why is not None:
+            raise ConfigurationError(why)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -127,6 +142,16 @@ class Cluster:
             found = await consumer.end_offsets(list(sources))
         return {source: int(found[source]) for source in sources}
 
+    async def extents(self, topic: Topic) -> dict[int, Extent]:
+        """What there is of each partition.
+
+        :raises MissingTopicError: the topic does not exist.
+        """
+        name = self.names[topic]
+        sources = [TopicPartition(name, partition) for partition in range(await self.partitions(topic))]
+        firsts, ends = await self.starts(sources), await self.ends(sources)
+        return {source.partition: Extent(firsts[source], ends[source]) for source in sources}
+
     async def at_time(
         self, sources: Sequence[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
@@ -203,6 +228,12 @@ class Cluster:
             elif error is not kafka.UnknownTopicOrPartitionError:
                 raise translate(error(name), f"comparing the configuration of {name}")
         return found
+
+
+async def broker_versions(admin: Any, node: int) -> Versions | None:
+    """What this broker answers, None where it cannot be reached."""
+    connection = await admin._client._get_conn(node)  # noqa: SLF001 - as above: a connection knows, nothing public asks it
+    return None if connection is None else dict(connection._versions)  # noqa: SLF001
 
 
 def _named(sources: Sequence[TopicPartition]) -> str:

@@ -13,8 +13,8 @@ from freezepoint.errors import BrokerError, OwnershipLostError
 from freezepoint.transport.kafka.client import retrieve
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.intake import Delivery, Intake
-from freezepoint.transport.ports import Feed, StartAt, Started
-from freezepoint.transport.starting import Extent, StoredOffsets, resume_at
+from freezepoint.transport.ports import Extent, Feed, StartAt, Started
+from freezepoint.transport.starting import StoredOffsets, resume_at
 from freezepoint_schemas.topics import Topic
 
 RETRY_S = 0.5

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from freezepoint.core.records import InputRecord
 from freezepoint.errors import OwnershipLostError
-from freezepoint.transport.ports import Feed, StartAt, Started
+from freezepoint.transport.ports import Extent, Feed, StartAt, Started
 from freezepoint.transport.sqlite import group, log
 from freezepoint.transport.sqlite.group import Standing
 from freezepoint.transport.sqlite.membership import Membership
-from freezepoint.transport.starting import Extent, StoredOffsets, resume_at
+from freezepoint.transport.starting import StoredOffsets, resume_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from freezepoint.settings import SqliteSettings
-from freezepoint.transport.ports import FROM_THE_BEGINNING, StartAt
+from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, StartAt
 from freezepoint.transport.sqlite import group, log
 from freezepoint.transport.sqlite.admin import SqliteAdmin
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
+from freezepoint.transport.sqlite.examine import examine
 from freezepoint.transport.sqlite.member import SqliteMember
 from freezepoint.transport.sqlite.membership import Membership
 from freezepoint.transport.sqlite.reading import SqliteReader
@@ -101,6 +102,25 @@ class SqliteTransport:
 
     def admin(self) -> SqliteAdmin:
         return SqliteAdmin(self._writer, self._lookups, self.names, self._settings.partitions)
+
+    async def examine(self, group: str) -> Examined:
+        return await examine(self._path, self._lookups, self.names, self._settings, group)
+
+    async def clock_ahead_s(self) -> tuple[float, float]:
+        """Append time is this machine's own."""
+        return 0.0, 0.0
+
+    async def extents(self, topic: Topic) -> dict[int, Extent]:
+        await self._first_use()
+
+        def look(connection: sqlite3.Connection) -> dict[int, Extent]:
+            row = log.require_topic(connection, self.names[topic])
+            return {
+                stream.partition: Extent(stream.log_start, stream.next_offset)
+                for stream in log.streams_of(connection, row)
+            }
+
+        return await self._lookups.run(look)
 
     async def _first_use(self) -> None:
         if not self._used:
