@@ -99,7 +99,9 @@ def _channel(spec: TopicSpec) -> dict[str, Any]:
 
 
 def _record_messages() -> dict[str, Any]:
-    split = {**EVENTS, "result": None}.keys() - {"rollout_clear"}
+    may_have: dict[str, tuple[str, ...]] = dict.fromkeys(EVENTS, (headers.PART, headers.REPLAYED))
+    may_have["rollout_clear"] = (headers.REPLAYED,)
+    may_have["result"] = (headers.PART,)
     keys = {"progress_record": {"const": PROGRESS_KEY.decode()}}
     return {
         name: _message(
@@ -107,7 +109,7 @@ def _record_messages() -> dict[str, Any]:
             model.__doc__ or "",
             {"$ref": REFERENCE.format(model=model.__name__)},
             key=keys.get(name, _ROLLOUT_KEY),
-            names=(headers.PART,) if name in split else (),
+            names=may_have.get(name, ()),
         )
         for name, model in RECORDS.items()
     }

@@ -18,6 +18,9 @@ ORIGINAL_SIZE = "freezepoint-original-size"
 ORIGINAL_PART = "freezepoint-original-part"
 """On a dead letter that is one part of a split record: its part header, so that it is not taken for a part itself."""
 
+REPLAYED = "freezepoint-replayed"
+"""``<topic>:<partition>:<offset>`` on a record that was put back from the dead letters: where it lay when it was set aside."""
+
 Headers = tuple[tuple[str, bytes], ...]
 
 

@@ -29,6 +29,7 @@ COMMANDS = [
     "report",
     "build",
     "doctor",
+    "replay",
     "schema",
     "schema export",
     "config",

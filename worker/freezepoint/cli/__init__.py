@@ -9,7 +9,20 @@ from typing import Annotated, cast
 import typer
 
 from freezepoint import __version__
-from freezepoint.cli import build, config, demo, doctor, events, inspect, load, results, run, schema, topics
+from freezepoint.cli import (
+    build,
+    config,
+    demo,
+    doctor,
+    events,
+    inspect,
+    load,
+    replay,
+    results,
+    run,
+    schema,
+    topics,
+)
 from freezepoint.cli.common import INTERRUPTED, PIPE_CLOSED, PipeClosedError, error_line, exit_code_of, note
 from freezepoint.telemetry import logs
 
@@ -44,7 +57,7 @@ def _root(
     """Options of the command itself; ``version`` is dealt with by its callback."""
 
 
-for group in (demo, load, events, run, topics, results, inspect, build, doctor, schema, config):
+for group in (demo, load, events, run, topics, results, inspect, replay, build, doctor, schema, config):
     group.register(app)
 
 

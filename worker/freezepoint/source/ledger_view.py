@@ -10,7 +10,7 @@ from freezepoint.core.records import InputRecord
 from freezepoint.errors import BrokerUnavailableError
 from freezepoint.transport.ports import Reader
 from freezepoint_schemas import codec
-from freezepoint_schemas.ledger import PROGRESS_KEY
+from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY
 from freezepoint_schemas.topics import Topic, TopicNames
 
 POLL_S = 0.05
@@ -41,8 +41,8 @@ class LedgerView:
                 raise BrokerUnavailableError(f"nothing more of {self._name} came for {self._deadline_s:g} s")
 
     def _take(self, record: InputRecord) -> None:
-        if record.key is None:
-            return
+        if record.key is None or CARRY_MARK in record.key[1:]:
+            return  # a piece of a carried log says nothing here
         if record.key == PROGRESS_KEY and record.value is not None:
             self._watermarks[record.partition] = codec.decode_progress(record.value).watermark
         elif record.value is None:
