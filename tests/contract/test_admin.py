@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from freezepoint.core.records import OutputRecord
 from freezepoint.errors import MissingTopicError
+from freezepoint.transport.connect import connect
+from freezepoint.transport.ports import Extent
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.contract.driving import Cluster
 
@@ -67,3 +70,13 @@ async def test_the_retention_is_told(cluster: Cluster) -> None:
     forever = [replace(spec, config={**spec.config, "retention.ms": "-1"}) for spec in cluster.specs(1)]
     await admin.apply(forever)
     assert await admin.retention_ms(Topic.TOKENS) is None
+
+
+async def test_extents_are_what_each_partition_has(cluster: Cluster) -> None:
+    transport = await cluster.with_topics(partitions=2)
+    await (await transport.producer()).send(
+        [OutputRecord(Topic.TOKENS, b"r", b"{}", partition=1) for _ in range(3)]
+    )
+    async with connect(cluster.settings()) as broker:
+        assert await broker.extents(Topic.TOKENS) == {0: Extent(0, 0), 1: Extent(0, 3)}
+        assert (await broker.extents(Topic.LEDGER)).keys() == {0, 1}

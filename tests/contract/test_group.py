@@ -123,8 +123,10 @@ async def test_caught_up_means_delivered(cluster: Cluster) -> None:
     lease = (await own_all(member, 1))[0]
     await drive([member], lambda: bool(member.records), "the record")
     assert await lease.caught_up()
+    assert await lease.end() == 1
     await producer.send([token(b"r", b"2")])
     assert not await lease.caught_up()
+    assert (await lease.end(), lease.log_end) == (2, 1)
     await drive([member], lambda: len(member.records) == 2, "the second record")
     assert await lease.caught_up()
 

@@ -60,6 +60,15 @@ async def test_a_worker_says_how_it_stands(cluster: Cluster, tmp_path: Path) -> 
         status = json.loads(get(port, "/status")[1])
         assert status["alive"]
         assert sum(partition["open_rollouts"] for partition in status["partitions"]) == 2
+        assert sum(partition["lag"] for partition in status["partitions"]) == status["lag"] == 0
+        assert {life["rollout_id"]: life["calls"] for life in status["open"]} == {"s": 1, "u": 0}
+        assert all(life["age_seconds"] >= 0 for life in status["open"])
+        assert {done["rollout_id"]: done["reasons"] for done in status["finished"]} == {
+            "r": [],
+            "t": ["no_records"],
+        }
+        assert status["last_error"] is None
+        assert status["memory"]["resident_bytes"] > 1_000_000
         assert get(port, "/nowhere")[0] == 404
         assert get(port, "/livez", "POST")[0] == 405
         assert running.terminate() == 0

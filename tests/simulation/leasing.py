@@ -164,6 +164,9 @@ class SimLease:
     async def caught_up(self) -> bool:
         return self._delivery is not None and await self._membership.caught_up(self._delivery)
 
+    async def end(self) -> int:
+        return await self._membership.end_of(self.partition)
+
     def pause(self) -> None:
         if self._delivery is not None:
             self._delivery.paused = True

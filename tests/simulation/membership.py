@@ -246,6 +246,10 @@ class Membership:
         if self.is_delivered(delivery):
             del self._deliveries[delivery.partition]
 
+    async def end_of(self, partition: int) -> int:
+        log = self._broker.log(Topic.TOKENS, partition)
+        return await self._broker.network.request(self._process, f"end of {partition}", lambda: log.stable)
+
     async def caught_up(self, delivery: Delivery) -> bool:
         log = self._broker.log(Topic.TOKENS, delivery.partition)
         end = await self._broker.network.request(self._process, f"end of {log.partition}", lambda: log.stable)

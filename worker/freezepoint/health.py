@@ -1,4 +1,5 @@
-"""What an orchestrator and a scraper ask a worker: ``/livez``, ``/readyz``, ``/metrics`` and ``/status``. Reading only.
+"""What an orchestrator, a scraper and people ask a worker: ``/livez``, ``/readyz``, ``/metrics``, ``/status`` and ``/``. Reading
+only.
 
 A few lines of HTTP on asyncio, because the answers are about this very event loop: when it stands still, nothing answers.
 """
@@ -6,71 +7,51 @@ A few lines of HTTP on asyncio, because the answers are about this very event lo
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Final
 
 import orjson
 import structlog
 
 from freezepoint.errors import ConfigurationError
+from freezepoint.status import PAGE, POLICY, alive, ready, status
 from freezepoint.telemetry.metrics import exposition
 from freezepoint.worker import Worker
 
 log = structlog.get_logger()
 
-TURN_S_MAX = 60.0
-"""A poll loop that has not turned for so long is stuck."""
-BROKER_WAIT_S_MAX = 900.0
-"""Waiting for the broker is alive for so long; after that a new process may have more luck."""
-REQUEST_BYTES_MAX = 16 * 1024
-REQUEST_S_MAX = 5.0
-_HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n"
-TEXT = "text/plain; charset=utf-8"
+REQUEST_BYTES_MAX: Final = 16 * 1024
+REQUEST_S_MAX: Final = 5.0
+TEXT: Final = "text/plain; charset=utf-8"
+NOTHING_ELSE: Final = "default-src 'none'; frame-ancestors 'none'"
+"""The policy of what is no page."""
+
+_HEADERS: Final = (
+    "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\nReferrer-Policy: no-referrer\r\n"
+    "Cross-Origin-Resource-Policy: same-origin\r\nCross-Origin-Opener-Policy: same-origin\r\nConnection: close\r\n"
+)
 
 Answer = tuple[HTTPStatus, str, bytes]
 
 
-def alive(worker: Worker) -> bool:
-    """Whether the process does its work or has reason to wait; a rebalance is alive."""
-    now = asyncio.get_running_loop().time()
-    if worker.waiting_since is not None:
-        return now - worker.waiting_since < BROKER_WAIT_S_MAX
-    return worker.heartbeat_at == 0.0 or now - worker.heartbeat_at < TURN_S_MAX
-
-
-def ready(worker: Worker) -> bool:
-    """Whether every assigned partition is acquired and restored; a worker that stands by without any is ready."""
-    return worker.waiting_since is None and worker.session is not None and worker.session.settled
-
-
-def status(worker: Worker) -> dict[str, object]:
-    """How the worker stands, for people and scripts."""
-    session = worker.session
-    return {
-        "alive": alive(worker),
-        "ready": ready(worker),
-        "standing": dict(worker.figures.standing()),
-        "counts": dict(sorted(worker.figures.counts.items())),
-        "partitions": [] if session is None else [runner.status() for runner in session.runners],
-    }
-
-
-def answer(worker: Worker, method: str, path: str) -> Answer:
+async def answer(worker: Worker, method: str, path: str) -> Answer:
     """The answer to one request."""
     if method != "GET":
         return HTTPStatus.METHOD_NOT_ALLOWED, TEXT, b"only GET\n"
     match path.partition("?")[0]:
-        case "/livez":
-            return _verdict(alive(worker))
-        case "/readyz":
-            return _verdict(ready(worker))
+        case "/":
+            return HTTPStatus.OK, "text/html; charset=utf-8", PAGE
+        case "/livez" | "/readyz" as asked:
+            return _verdict(alive(worker) if asked == "/livez" else ready(worker))
         case "/metrics":
             return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", exposition(worker.figures)
         case "/status":
-            return HTTPStatus.OK, "application/json", orjson.dumps(status(worker)) + b"\n"
+            return HTTPStatus.OK, "application/json", orjson.dumps(await status(worker)) + b"\n"
         case _:
-            return HTTPStatus.NOT_FOUND, TEXT, b"try /livez, /readyz, /metrics or /status\n"
+            return HTTPStatus.NOT_FOUND, TEXT, b"try /, /livez, /readyz, /metrics or /status\n"
 
 
 def _verdict(fine: bool) -> Answer:  # noqa: FBT001 - it is the whole message
@@ -88,7 +69,7 @@ async def serving(worker: Worker, host: str, port: int | None) -> AsyncIterator[
         return
     try:
         server = await asyncio.start_server(
-            lambda reader, writer: _serve(worker, reader, writer), host, port, limit=REQUEST_BYTES_MAX
+            lambda reader, writer: _serve(worker, host, reader, writer), host, port, limit=REQUEST_BYTES_MAX
         )
     except OSError as error:
         raise ConfigurationError(
@@ -103,12 +84,22 @@ async def serving(worker: Worker, host: str, port: int | None) -> AsyncIterator[
         await server.wait_closed()
 
 
-async def _serve(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve(
+    worker: Worker, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         async with asyncio.timeout(REQUEST_S_MAX):
-            head = await reader.readuntil(b"\r\n\r\n")
-            method, path, *_ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-            writer.write(_response(*answer(worker, method, path)))
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            method, path, *_ = head.partition("\r\n")[0].split(" ")
+            if host and is_loopback(host) and not is_loopback(_asked_host(head)):
+                found: Answer = (
+                    HTTPStatus.MISDIRECTED_REQUEST,
+                    TEXT,
+                    b"bound to loopback: ask for localhost\n",
+                )
+            else:
+                found = await answer(worker, method, path)
+            writer.write(_response(*found))
             await writer.drain()
     except (
         TimeoutError,
@@ -122,6 +113,32 @@ async def _serve(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.S
         writer.close()
 
 
+def is_loopback(host: str) -> bool:
+    """Whether this names the machine itself. A page elsewhere whose name was made to lead here asks by its own name, and is
+    told nothing."""
+    if host.lower() in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _asked_host(head: str) -> str:
+    """The name in the Host header, without its port; empty where there is none, as in old or hand-written requests."""
+    for line in head.split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "host":
+            value = value.strip()
+            return value[1:].partition("]")[0] if value.startswith("[") else value.partition(":")[0]
+    return ""
+
+
 def _response(code: HTTPStatus, content_type: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{_HEADERS}\r\n"
+    policy = POLICY if body is PAGE else NOTHING_ELSE
+    allow = "Allow: GET\r\n" if code is HTTPStatus.METHOD_NOT_ALLOWED else ""
+    head = (
+        f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Security-Policy: {policy}\r\n{allow}{_HEADERS}\r\n"
+    )
     return head.encode("latin-1") + body

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -19,6 +21,7 @@ from freezepoint.memory import MemoryBudget
 from freezepoint.outbox import Built, Outbox
 from freezepoint.settings import WorkerSettings
 from freezepoint.telemetry.figures import Figures
+from freezepoint.telemetry.recent import Finished
 from freezepoint.transport.ports import Lease
 
 log = structlog.get_logger()
@@ -29,6 +32,9 @@ YIELD_AFTER_S = 0.02
 TICK_S_MAX = 10.0
 TICKS_PER_TIMEOUT = 100
 """How often idle rollouts are looked for: this often in a timeout, and every ``TICK_S_MAX`` seconds at least."""
+
+LAG_S_MAX = 2.0
+"""How long somebody who asks for the lag may have to wait for the broker."""
 
 HINT_INTERVAL_S = 1.0
 """How often the group's offset is committed at most."""
@@ -92,10 +98,16 @@ class PartitionRunner:
         """Whether intake waits for room."""
         return self._paused
 
-    def status(self) -> dict[str, object]:
-        """How the partition stands, for people and scripts."""
+    async def status(self) -> dict[str, Any]:
+        """How the partition stands, for people and scripts. ``lag`` is None where the broker does not say in time."""
+        try:
+            async with asyncio.timeout(LAG_S_MAX):
+                lag = max(0, await self.lease.end() - self.core.next_offset)
+        except (BrokerError, TimeoutError):
+            lag = None
         return {
             "partition": self.lease.partition,
+            "lag": lag,
             "next_offset": self.core.next_offset,
             "watermark": self.core.watermark(),
             "open_rollouts": len(self.core.open),
@@ -338,7 +350,19 @@ class PartitionRunner:
             counts["result.masked" if built.verdict.masked else "result.delivered"] += 1
             for reason in built.verdict.reasons:
                 counts[f"masked.{reason}"] += 1
-            self._figures.freeze_to_publish.observe(_now() - built.frozen_at)
+            seconds = _now() - built.frozen_at
+            self._figures.freeze_to_publish.observe(seconds)
+            self._figures.recent.finished.append(
+                Finished(
+                    freeze.log.rollout_id,
+                    self.lease.partition,
+                    freeze.offset,
+                    built.verdict.masked,
+                    tuple(str(reason) for reason in built.verdict.reasons),
+                    round(seconds, 6),
+                    time.time(),
+                )
+            )
             log.debug(
                 "result_published",
                 rollout_id=freeze.log.rollout_id,

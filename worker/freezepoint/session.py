@@ -140,6 +140,7 @@ class Session:
             if runner.failure is None:
                 await runner.task
             self.figures.counts["leases_lost"] += 1
+            self.figures.recent.failed(f"partition {partition}", runner.failure)
             log.warning("lease_lost", partition=partition, error=str(runner.failure))
             if isinstance(runner.failure, StalledError):
                 raise runner.failure
@@ -167,6 +168,7 @@ class Session:
             except OwnershipLostError:
                 return  # a new assignment is under way; the next turn decides
             except BrokerError as error:
+                self.figures.recent.failed(f"acquiring partition {partition}", error)
                 log.warning("acquire_failed", partition=partition, error=str(error), retry_in_s=backoff_s)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), backoff_s)

@@ -93,6 +93,7 @@ class Worker:
                     raise
                 retry_s = RETRY_S if _now() - began > STEADY_S else min(retry_s * 2, RETRY_MAX_S)
                 self.waiting_since = self.waiting_since or _now()
+                self.figures.recent.failed("the session in the group", error)
                 log.warning("waiting_for_broker", error=str(error), retry_in_s=retry_s)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), retry_s)
@@ -113,6 +114,7 @@ class Worker:
             while not stop.is_set():
                 await session.turn()
                 self.heartbeat_at, self.waiting_since = _now(), None
+                self.figures.recent.sample(self.heartbeat_at, self.figures.counts)
                 await guard.check_if_due()
                 alarm.look(self.figures.counts)
                 self._report(session)

@@ -247,6 +247,11 @@ class RolloutLog:
         alternatives = (entry for entry in self._alternatives.values() if entry is not None)
         return [*self._entries.values(), *alternatives]
 
+    @property
+    def calls(self) -> int:
+        """How many distinct calls are recorded."""
+        return len(self._known)
+
     def facts(self) -> Facts:
         """Everything but the entries, as it stands."""
         return Facts(

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from freezepoint.telemetry.recent import Recent
+
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -24,8 +26,10 @@ class Latency:
 
 @dataclass(slots=True)
 class Figures:
-    """``counts``: by name, see ``telemetry.metrics`` for what each is. ``standing``: asked for how things stand now."""
+    """``counts``: by name, see ``telemetry.metrics`` for what each is. ``standing``: asked for how things stand now.
+    ``recent``: for people who look."""
 
     counts: Counter[str] = field(default_factory=Counter)
     freeze_to_publish: Latency = field(default_factory=Latency)
+    recent: Recent = field(default_factory=Recent)
     standing: Callable[[], Mapping[str, float]] = dict

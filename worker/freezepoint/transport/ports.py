@@ -133,6 +133,10 @@ class Lease(PartitionFacts, Protocol):
         """Whether everything that is committed in the partition now has been delivered."""
         ...
 
+    async def end(self) -> int:
+        """The offset after the last committed record of the tokens partition now."""
+        ...
+
     def pause(self) -> None:
         """Deliver nothing until :meth:`resume`."""
         ...

@@ -100,6 +100,10 @@ class KafkaLease:
     async def caught_up(self) -> bool:
         return self._delivery is not None and await self._intake.caught_up(self._delivery)
 
+    async def end(self) -> int:
+        source = TopicPartition(self._cluster.names[Topic.TOKENS], self.partition)
+        return (await self._cluster.ends([source]))[source]
+
     def pause(self) -> None:
         if self._delivery is not None:
             self._intake.pause(self._delivery)

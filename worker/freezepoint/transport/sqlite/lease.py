@@ -137,6 +137,15 @@ class SqliteLease:
         cursor = self._cursor(self._next_offset)
         return await self._context.reads.run(lambda connection: log.is_at_end(connection, [cursor]))
 
+    async def end(self) -> int:
+        stream = self._grant.stream.id
+
+        def look(connection: sqlite3.Connection) -> int:
+            found = connection.execute("SELECT next_offset FROM stream WHERE id = ?", (stream,)).fetchone()
+            return int(found[0])
+
+        return await self._context.reads.run(look)
+
     def pause(self) -> None:
         self._paused = True
 
