@@ -281,6 +281,36 @@ def test_topics_on_kafka(shell: Shell, kafka_bootstrap: str, unique_prefix: str)
     shell.ok("complete", "a", *where)
 
 
+# ----------------------------------------------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --until-idle --log-level debug",
+        "doctor",
+        "doctor --json",
+        "replay --all",
+        "replay --dead-letters",
+        "results",
+    ],
+)
+def test_no_command_tells_a_secret(shell: Shell, command: str) -> None:
+    """Not even where it cannot connect, which is when messages tell most."""
+    secrets = {
+        "FREEZEPOINT_BROKER": "kafka://127.0.0.1:9",
+        "FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS": "1000",
+        "FREEZEPOINT_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "FREEZEPOINT_KAFKA__SASL_USERNAME": "alice",
+        "FREEZEPOINT_KAFKA__SASL_PASSWORD": "geheim",
+        "FREEZEPOINT_KAFKA__SSL_KEY_PASSWORD": "geheim",
+    }
+    outcome = shell(*command.split(), environment=secrets)
+    assert outcome.code == 1
+    assert "127.0.0.1:9" in outcome.err + outcome.out.decode()
+    assert "geheim" not in outcome.err + outcome.out.decode()
+
+
 # ------------------------------------------------------------------------------------------------------------ config
 
 

@@ -19,7 +19,9 @@ RUN_BY = {
     "docs/local.md": "test_local_docs.py",
     "docs/operations.md": "test_operations_docs.py",
     "docs/reader.md": "test_reader_docs.py",
+    "docs/replay.md": "test_replay.py",
     "docs/runbooks.md": "test_operations_docs.py",
+    "docs/schemas.md": "test_schema_export.py",
     "docs/sink.md": "test_sink_docs.py",
     "docs/tutorial.md": "test_tutorial.py",
 }

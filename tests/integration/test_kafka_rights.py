@@ -12,6 +12,7 @@ import pytest
 from freezepoint.app import run_worker
 from freezepoint.consumer import trajectories_from_source
 from freezepoint.core.records import OutputRecord
+from freezepoint.doctor import examine
 from freezepoint.errors import BrokerError, ConfigurationError
 from freezepoint.inspection.finding import find_in_broker
 from freezepoint.reader import TrajectoryReader
@@ -87,6 +88,18 @@ async def test_a_worker_needs_no_more_than_is_published(secured: SecuredKafka, u
         await at.seed()
         summary = await eventually(lambda: work(at))
         assert (summary.results, summary.dead_letters) == (1, 1)
+
+
+async def test_the_doctor_finds_the_published_rights_in_order(
+    secured: SecuredKafka, unique_prefix: str
+) -> None:
+    async with place(secured, unique_prefix) as at:
+        await grant(at.root, at.rights("worker"))
+        await at.seed()
+        await eventually(lambda: work(at))
+        checks = [check async for check in examine(at.settings)]
+        assert [check for check in checks if check.verdict != "ok"] == []
+        assert sum(check.subject.startswith("rights on ") for check in checks) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Credentials, TLS and rights, against a broker that asks for them. Also shows the rights that suffice."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -191,7 +191,7 @@ def stated(text: str) -> Any:
         return int(size[1]) * UNITS[size[2]]
     if re.fullmatch(r"[\d,]+", text):
         return int(text.replace(",", ""))
-    return {"": "", "none": None, "temporary folder": None}[text]
+    return {"": "", "none": None, "off": False, "temporary folder": None}[text]
 
 
 @pytest.fixture

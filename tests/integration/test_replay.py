@@ -25,6 +25,7 @@ from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, partition_for
 from tests.contract.driving import Cluster
+from tests.documents import Typist, blocks_of
 from tests.events import cancelled, clear, complete, entry, intent
 from tests.integration.shell import Outcome, Shell
 from tests.integration.workers import publish, publish_raw, read_all, read_results, run_until_idle, worker
@@ -395,3 +396,24 @@ async def test_a_letter_that_fails_again_is_a_new_letter(site: Site) -> None:
         len([name for name, _ in letter.headers if name == headers.ERROR_OFFSET]) for letter in found
     ] == [1, 1]
     assert orjson.loads(found[0].value or b"") == {"event": "nonsense"}
+
+
+async def test_the_blocks_of_replay_md(tmp_path: Path) -> None:
+    environment = {"FREEZEPOINT_BROKER": f"sqlite:///{tmp_path / 'f.db'}"}
+    async with connect(Settings(broker=environment["FREEZEPOINT_BROKER"])) as transport:
+        await publish(transport, [*life("run7.12-0"), *life("run7.13-0")])
+        count = await transport.admin().partitions(Topic.TOKENS)
+        home = (partition_for(b"run7.14-0", count) + 1) % count
+        stray = codec.encode_event(entry("run7.14-0", "c", [1], [2]))
+        await publish_raw(transport, [OutputRecord(Topic.TOKENS, b"run7.14-0", stray, partition=home)])
+    run_until_idle(environment, tmp_path / "worker.log")
+    (tmp_path / "failed.txt").write_text("run7.12-0\n")
+    rebuilding, putting_back = blocks_of("docs/replay.md")
+    with Typist(tmp_path, environment) as typist:
+        printed = []
+        for command, _ in [*rebuilding.commands, *putting_back.commands]:
+            typist.command(command)
+            printed.append(typist.printed)
+    assert [text.count('"rollout_id"') for text in printed[:2]] == [2, 1]
+    assert [text.count('"put_back":true') for text in printed[4:]] == [0, 1, 0, 0]
+    assert "rebuilt_response" in printed[3]

@@ -15,6 +15,7 @@ import pytest
 
 from freezepoint_schemas.generate import documents
 from freezepoint_schemas.topics import Topic, TopicNames
+from tests.documents import Typist, blocks_of
 from tests.integration.shell import Shell
 
 ASYNCAPI = shutil.which("asyncapi")
@@ -41,6 +42,13 @@ def test_a_folder_of_its_own_by_default(shell: Shell) -> None:
 def test_a_folder_that_cannot_be_is_said(shell: Shell) -> None:
     (shell.folder / "taken").write_text("")
     assert "taken" in shell.wrong(2, "schema", "export", "taken/below")
+
+
+def test_the_blocks_of_schemas_md(tmp_path: Path) -> None:
+    (block,) = blocks_of("docs/schemas.md")
+    with Typist(tmp_path) as typist:
+        typist.type(block)
+    assert (tmp_path / "contract/asyncapi.json").is_file()
 
 
 @pytest.fixture

@@ -60,7 +60,8 @@ def sqlite(tmp_path: Path) -> Cluster:
 
 async def test_every_answer_carries_the_headers_that_protect_it(sqlite: Cluster, tmp_path: Path) -> None:
     await sqlite.with_topics()
-    with serving(sqlite.environment(), tmp_path / "worker.log") as port:
+    secret = {"FREEZEPOINT_KAFKA__SASL_PASSWORD": "geheim"}
+    with serving(sqlite.environment(), tmp_path / "worker.log", **secret) as port:
         for path in ("/", "/status", "/metrics", "/livez", "/nowhere", "/%3Cscript%3E"):
             _, headers, body = asked(port, path)
             assert headers["X-Content-Type-Options"] == "nosniff"
@@ -71,6 +72,7 @@ async def test_every_answer_carries_the_headers_that_protect_it(sqlite: Cluster,
             assert headers["Content-Security-Policy"].startswith("default-src 'none'; ")
             assert "Access-Control-Allow-Origin" not in headers
             assert b"%3C" not in body
+            assert b"geheim" not in body
         code, headers, body = asked(port, "/")
         assert (code, body) == (200, PAGE)
         assert headers["Content-Type"] == "text/html; charset=utf-8"

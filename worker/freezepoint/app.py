@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
+from freezepoint.errors import ConfigurationError
 from freezepoint.health import serving
 from freezepoint.settings import Settings
-from freezepoint.transport.connect import connect
+from freezepoint.telemetry.figures import Figures
+from freezepoint.telemetry.tracing import RolloutTracer
+from freezepoint.transport.connect import KAFKA_SCHEME, connect
 from freezepoint.worker import Worker, WorkerSummary
 
 
@@ -26,11 +29,34 @@ async def run_worker(
     :raises BrokerError: the broker failed for good.
     """
     stop = stop or asyncio.Event()
-    async with connect(settings) as transport:
-        worker = Worker(transport, settings.worker, on_progress)
+    async with connect(settings) as transport, _tracing(settings) as tracer:
+        worker = Worker(transport, settings.worker, on_progress, figures=Figures(tracer=tracer))
         async with serving(worker, settings.http.host, settings.http.port):
             with _stops_on_signals(stop):
                 return await worker.run(stop, until_idle=until_idle)
+
+
+@asynccontextmanager
+async def _tracing(settings: Settings) -> AsyncIterator[RolloutTracer | None]:
+    """The tracer, where tracing is switched on. What is left of it is exported at the end.
+
+    :raises ConfigurationError: it is switched on and OpenTelemetry is not installed.
+    """
+    if not settings.tracing.enabled:
+        yield None
+        return
+    try:
+        from freezepoint.telemetry import otel  # noqa: PLC0415 - nobody else pays for it, or needs it installed
+    except ImportError as error:
+        raise ConfigurationError(
+            f"tracing.enabled takes OpenTelemetry ({error}): pip install 'freezepoint[otel]'"
+        ) from None
+    system = "kafka" if settings.broker.startswith(KAFKA_SCHEME) else "sqlite"
+    tracer = otel.OpenTelemetryTracer(otel.exporting_provider(), system)
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(tracer.close)
 
 
 @contextmanager

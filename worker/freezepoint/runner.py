@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -74,6 +74,11 @@ class PartitionRunner:
         memory.register(core)
         self._where = f"{core.config.topic_name}[{lease.partition}]"
         self._garbage = DeadLetterGuard(settings.dead_letter_ratio_max, settings.dead_letter_window)
+        self._tracer = (
+            None
+            if figures.tracer is None
+            else figures.tracer.partition(core.config.topic_name, lease.partition, settings.group)
+        )
         self._outbox = Outbox(settings, executor, memory, self._wake.set)
         self._renewal: int | None = None
         self._stopping = False
@@ -161,10 +166,16 @@ class PartitionRunner:
     def _fold(self, record: InputRecord) -> None:
         if record.offset < self.core.next_offset:
             return  # delivered again after a new assignment
+        if self._tracer is not None:
+            self._tracer.read(record)
         for effect in self.core.feed(record):
             self._outbox.add(effect)
             if isinstance(effect, DeadLetter):
                 self._garbage.letter(effect.reason)
+            elif self._tracer is not None:
+                self._tracer.froze(effect.log)
+        if self._tracer is not None:
+            self._tracer.folded(record, self.core.open)
         self._memory.relieve(self.core)
         self._garbage.record(self._where)
 
@@ -251,6 +262,8 @@ class PartitionRunner:
         for effect in self.core.time_out(elapsed_s):
             log.warning("rollout_timed_out", partition=self.lease.partition, rollout_id=_rollout_of(effect))
             self._outbox.add(effect)
+            if self._tracer is not None and isinstance(effect, Freeze):
+                self._tracer.froze(effect.log)
 
     async def _is_caught_up(self) -> bool:
         """Whether there is nothing more to read.
@@ -280,7 +293,7 @@ class PartitionRunner:
 
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
-        records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
+        records = [item.record if isinstance(item, DeadLetter) else self._traced(*item) for item in batch]
         records += self._carry()
         decided = self.core.take(
             item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
@@ -297,6 +310,13 @@ class PartitionRunner:
         if len(self._outbox):
             self._wake.set()
         self._regulate()
+
+    def _traced(self, freeze: Freeze, built: Built) -> OutputRecord:
+        """The result's record, with the trace that it belongs to."""
+        if self._tracer is None:
+            return built.record
+        headers = self._tracer.publishing(freeze.log, built.verdict)
+        return replace(built.record, headers=(*built.record.headers, *headers))
 
     def _carry(self) -> list[OutputRecord]:
         """Old open lives go into the ledger, so that a restart need not replay from their beginning."""
@@ -345,6 +365,8 @@ class PartitionRunner:
                 counts[f"published_dead_letter.{item.reason}"] += 1
                 continue
             freeze, built = item
+            if self._tracer is not None:
+                self._tracer.published(freeze.log)
             counts["results"] += 1
             counts["masked"] += built.verdict.masked
             counts["result.masked" if built.verdict.masked else "result.delivered"] += 1

@@ -104,10 +104,16 @@ class WorkerSettings(_Section):
 
 
 class HttpSettings(_Section):
-    """Where a worker answers ``/livez``, ``/readyz``, ``/metrics`` and ``/status``; nowhere without a port."""
+    """Where a worker answers ``/``, ``/livez``, ``/readyz``, ``/metrics`` and ``/status``; nowhere without a port."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+
+
+class TracingSettings(_Section):
+    """Whether a worker traces rollouts by OpenTelemetry (``freezepoint[otel]``); where to is told by ``OTEL_…`` variables."""
+
+    enabled: bool = False
 
 
 class ReaderSettings(_Section):
@@ -153,6 +159,7 @@ class Settings(BaseSettings):
     sqlite: SqliteSettings = SqliteSettings()
     worker: WorkerSettings = WorkerSettings()
     http: HttpSettings = HttpSettings()
+    tracing: TracingSettings = TracingSettings()
     reader: ReaderSettings = ReaderSettings()
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from freezepoint.telemetry.recent import Recent
+from freezepoint.telemetry.tracing import RolloutTracer
 
 LATENCY_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -27,9 +28,10 @@ class Latency:
 @dataclass(slots=True)
 class Figures:
     """``counts``: by name, see ``telemetry.metrics`` for what each is. ``standing``: asked for how things stand now.
-    ``recent``: for people who look."""
+    ``recent``: for people who look. ``tracer``: where rollouts are traced to, if they are."""
 
     counts: Counter[str] = field(default_factory=Counter)
     freeze_to_publish: Latency = field(default_factory=Latency)
     recent: Recent = field(default_factory=Recent)
+    tracer: RolloutTracer | None = None
     standing: Callable[[], Mapping[str, float]] = dict
