@@ -245,26 +245,36 @@ async def test_a_configuration_that_spoils_fails_and_another_warns(
 async def older(port: int, target_port: int) -> AsyncIterator[None]:
     """In front of a broker: it says of it that it knows no transactional producers, as one before Kafka 0.11 would."""
 
+    tasks: set[asyncio.Task[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
         to_reader, to_writer = await asyncio.open_connection("127.0.0.1", target_port)
+        asking = asyncio.create_task(_pass_on(reader, to_writer))
         try:
-            asking = asyncio.create_task(_pass_on(reader, to_writer))
             size = int.from_bytes(await to_reader.readexactly(4), "big")
             answer = _without(await to_reader.readexactly(size), INIT_PRODUCER_ID)
             writer.write(len(answer).to_bytes(4, "big") + answer)
             await _pass_on(to_reader, writer)
-            asking.cancel()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # a connection that ends is no news
         finally:
+            asking.cancel()
             writer.transport.abort()
             to_writer.transport.abort()
+            tasks.discard(task)
 
     server = await asyncio.start_server(serve, "127.0.0.1", port)
     try:
         yield
     finally:
         server.close()
+        for task in list(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(set(tasks))
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
