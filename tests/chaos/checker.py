@@ -50,14 +50,12 @@ class Evidence:
 @dataclass(frozen=True)
 class Claims:
     """What a scenario knows beside the log. ``truths``: of rollouts whose records nobody tampered with.
-    ``may_time_out``: ids that were left idle on purpose; None: whichever. ``truncations``: see the fold. ``excused``: ids
-    of whose results only the number is checked, because the scenario itself looks at them. ``earlier``: the results are an
-    earlier release's, whose diagnostics may say less."""
+    ``may_time_out``: ids that were left idle on purpose; None: whichever. ``truncations``: see the fold.
+    ``earlier``: the results are an earlier release's, whose diagnostics may say less."""
 
     truths: Mapping[str, Truth] = field(default_factory=dict)
     may_time_out: Collection[str] | None = ()
     truncations: Mapping[int, Truncation] = field(default_factory=dict)
-    excused: Collection[str] = ()
     caught_up: bool = True
     earlier: bool = False
 
@@ -159,8 +157,6 @@ def _compare_results(
             continue
         for _ in own[1:]:
             verdict.note("duplicates", f"one more result of {life}")
-        if log.rollout_id in claims.excused:
-            continue
         for result in own:
             built = _as_said_by(result, build_result(log)) if claims.earlier else build_result(log)
             expected = codec.encode_result(built)

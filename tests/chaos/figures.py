@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-NAME_WIDTH = 34
+NAME_WIDTH = 54
 VALUE_WIDTH = 16
 
 

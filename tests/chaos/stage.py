@@ -134,6 +134,14 @@ class Stage:
 
         await poll_until_async(there, timeout_s, f"{count} results of {self.names[Topic.TRAJECTORIES]}")
 
+    async def until_result_of(self, rollout_id: str, timeout_s: float = SETTLE_S) -> None:
+        """Wait for the result of this one."""
+
+        async def there() -> bool:
+            return any(line.key == rollout_id.encode() for line in await self.results())
+
+        await poll_until_async(there, timeout_s, f"the result of {rollout_id}")
+
     async def progress(self) -> dict[int, ProgressRecord]:
         """The latest progress record of each partition."""
         lines = await self.tails[Topic.LEDGER].pull()
