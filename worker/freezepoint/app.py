@@ -28,7 +28,7 @@ async def run_worker(
     stop = stop or asyncio.Event()
     async with connect(settings) as transport:
         worker = Worker(transport, settings.worker, on_progress)
-        async with serving(worker, settings.http.host, settings.http.port):
+        async with serving(worker, settings.http):
             with _stops_on_signals(stop):
                 return await worker.run(stop, until_idle=until_idle)
 

@@ -14,15 +14,12 @@ import orjson
 import structlog
 
 from freezepoint.errors import ConfigurationError
+from freezepoint.settings import HttpSettings
 from freezepoint.telemetry.metrics import exposition
 from freezepoint.worker import Worker
 
 log = structlog.get_logger()
 
-TURN_S_MAX = 60.0
-"""A poll loop that has not turned for so long is stuck."""
-BROKER_WAIT_S_MAX = 900.0
-"""Waiting for the broker is alive for so long; after that a new process may have more luck."""
 REQUEST_BYTES_MAX = 16 * 1024
 REQUEST_S_MAX = 5.0
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n"
@@ -31,12 +28,12 @@ TEXT = "text/plain; charset=utf-8"
 Answer = tuple[HTTPStatus, str, bytes]
 
 
-def alive(worker: Worker) -> bool:
+def alive(worker: Worker, http: HttpSettings) -> bool:
     """Whether the process does its work or has reason to wait; a rebalance is alive."""
     now = asyncio.get_running_loop().time()
     if worker.waiting_since is not None:
-        return now - worker.waiting_since < BROKER_WAIT_S_MAX
-    return worker.heartbeat_at == 0.0 or now - worker.heartbeat_at < TURN_S_MAX
+        return now - worker.waiting_since < http.broker_wait_s_max
+    return worker.heartbeat_at == 0.0 or now - worker.heartbeat_at < http.turn_s_max
 
 
 def ready(worker: Worker) -> bool:
@@ -44,11 +41,11 @@ def ready(worker: Worker) -> bool:
     return worker.waiting_since is None and worker.session is not None and worker.session.settled
 
 
-def status(worker: Worker) -> dict[str, object]:
+def status(worker: Worker, http: HttpSettings) -> dict[str, object]:
     """How the worker stands, for people and scripts."""
     session = worker.session
     return {
-        "alive": alive(worker),
+        "alive": alive(worker, http),
         "ready": ready(worker),
         "standing": dict(worker.figures.standing()),
         "counts": dict(sorted(worker.figures.counts.items())),
@@ -56,19 +53,19 @@ def status(worker: Worker) -> dict[str, object]:
     }
 
 
-def answer(worker: Worker, method: str, path: str) -> Answer:
+def answer(worker: Worker, http: HttpSettings, method: str, path: str) -> Answer:
     """The answer to one request."""
     if method != "GET":
         return HTTPStatus.METHOD_NOT_ALLOWED, TEXT, b"only GET\n"
     match path.partition("?")[0]:
         case "/livez":
-            return _verdict(alive(worker))
+            return _verdict(alive(worker, http))
         case "/readyz":
             return _verdict(ready(worker))
         case "/metrics":
             return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", exposition(worker.figures)
         case "/status":
-            return HTTPStatus.OK, "application/json", orjson.dumps(status(worker)) + b"\n"
+            return HTTPStatus.OK, "application/json", orjson.dumps(status(worker, http)) + b"\n"
         case _:
             return HTTPStatus.NOT_FOUND, TEXT, b"try /livez, /readyz, /metrics or /status\n"
 
@@ -78,17 +75,18 @@ def _verdict(fine: bool) -> Answer:  # noqa: FBT001 - it is the whole message
 
 
 @asynccontextmanager
-async def serving(worker: Worker, host: str, port: int | None) -> AsyncIterator[int | None]:
+async def serving(worker: Worker, http: HttpSettings) -> AsyncIterator[int | None]:
     """Serve while inside, at the returned port; without a port, do nothing.
 
     :raises ConfigurationError: the address cannot be bound.
     """
+    host, port = http.host, http.port
     if port is None:
         yield None
         return
     try:
         server = await asyncio.start_server(
-            lambda reader, writer: _serve(worker, reader, writer), host, port, limit=REQUEST_BYTES_MAX
+            lambda reader, writer: _serve(worker, http, reader, writer), host, port, limit=REQUEST_BYTES_MAX
         )
     except OSError as error:
         raise ConfigurationError(
@@ -103,12 +101,14 @@ async def serving(worker: Worker, host: str, port: int | None) -> AsyncIterator[
         await server.wait_closed()
 
 
-async def _serve(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve(
+    worker: Worker, http: HttpSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         async with asyncio.timeout(REQUEST_S_MAX):
             head = await reader.readuntil(b"\r\n\r\n")
             method, path, *_ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-            writer.write(_response(*answer(worker, method, path)))
+            writer.write(_response(*answer(worker, http, method, path)))
             await writer.drain()
     except (
         TimeoutError,
