@@ -26,9 +26,7 @@ from freezepoint_schemas.events import (
 )
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.topics import partition_for, rollout_id_of_key
-from tests.chaos.tails import Line
-
-PART = "freezepoint-part"
+from tests.chaos.tails import PART, Line
 
 
 @dataclass

@@ -13,7 +13,7 @@ from freezepoint_schemas.events import RolloutComplete, TokenEntry
 from freezepoint_schemas.results import Result
 from tests.chaos.fold import Life
 from tests.chaos.load import Place
-from tests.chaos.tails import Line, Tail
+from tests.chaos.tails import Line, Tail, Wholes
 from tests.polling import poll_until_async
 
 
@@ -29,22 +29,26 @@ class Remade:
 
 async def compare(tail: Tail, remake: Callable[[str], Remade], count: int, timeout_s: float) -> Counter[str]:
     """Read so many result records (at least: all there are), each let go once it is compared. ``results``: rollouts that
-    have one; ``duplicates``, ``content``: what is wrong."""
+    have one; ``duplicates``, ``content``, ``torn``: what is wrong."""
     found: Counter[str] = Counter()
     seen: set[str] = set()
+    wholes = Wholes()
 
     async def all_there() -> bool:
         await tail.pull()
         lines, tail.lines = tail.lines, []
         for line in lines:
-            result = codec.decode_result(line.value or b"")
+            value = wholes.put(line)
+            if value is None:
+                continue
+            result = codec.decode_result(value)
             found["duplicates"] += result.rollout_id in seen
             seen.add(result.rollout_id)
             found["content"] += not await asyncio.to_thread(_equal, line, result, remake(result.rollout_id))
         return len(seen) >= count
 
     await poll_until_async(all_there, timeout_s, f"{count} results of {tail.topic}")
-    found["results"] = len(seen)
+    found["results"], found["torn"] = len(seen), len(wholes.torn)
     return found
 
 

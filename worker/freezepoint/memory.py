@@ -35,6 +35,8 @@ class MemoryBudget:
     full: bool = False
     pending_bytes: int = 0
     evidence: EvidenceKeeper | None = None
+    _unwritable: bool = False
+    """The spool's disk took nothing more, the last time."""
     _blocked: list[Callable[[], None]] = field(default_factory=list)
     _cores: list[PartitionCore] = field(default_factory=list)
     _noted: dict[int, int] = field(default_factory=dict)
@@ -76,9 +78,16 @@ class MemoryBudget:
         if released:
             self.spool.free(released)
         self._note(core)
-        if self._noted_bytes > self.bytes_max:
+        if self._noted_bytes > self.bytes_max and not self._unwritable:
             self._spill(int(self.bytes_max * RELIEVED))
         self._watch_spool()
+
+    def try_again(self) -> None:
+        """Now and then: perhaps the spool's disk has room by now."""
+        if self._unwritable:
+            self._unwritable = False
+            self._spill(int(self.bytes_max * RELIEVED))
+            self._watch_spool()
 
     def _note(self, core: PartitionCore) -> None:
         """One core's change alone: a sum over all partitions with every record would grow with their number."""
@@ -123,20 +132,27 @@ class MemoryBudget:
             coldest = fullest.coldest()
             if coldest is None:
                 return  # parts that wait for their others: only their rollout's own limit bounds them
-            entries = coldest.spill()
-            coldest.spilled.append(self.spool.write(entries))
+            try:
+                coldest.spilled.append(self.spool.write(coldest.entries()))
+            except OSError as error:
+                self._unwritable = True
+                log.warning("spool_unwritable", error=error.strerror, spooled_bytes=self.spool.size_bytes)
+                return
+            coldest.spill()
             fullest.account(coldest)
             self._note(fullest)
 
     def _watch_spool(self) -> None:
         size = self.spool.size_bytes
-        if not self.full and size > self.spool_bytes_max:
+        if not self.full and (size > self.spool_bytes_max or self._unwritable):
             self.full = True
             log.warning(
                 "spool_full",
                 spooled_bytes=size,
-                message="intake pauses; raise worker.spool_bytes_max or memory_bytes_max",
+                message="intake pauses; make room in worker.spool_folder"
+                if self._unwritable
+                else "intake pauses; raise worker.spool_bytes_max or memory_bytes_max",
             )
-        elif self.full and size <= self.spool_bytes_max * RESUMED:
+        elif self.full and size <= self.spool_bytes_max * RESUMED and not self._unwritable:
             self.full = False
             log.info("spool_relieved", spooled_bytes=size)
