@@ -97,6 +97,23 @@ def test_the_coldest_log_is_spilled_first(tmp_path: Path) -> None:
     memory.close()
 
 
+def test_what_waits_to_be_published_has_its_part_of_the_budget(tmp_path: Path) -> None:
+    memory = MemoryBudget(20_000, 1 << 30, Spool(tmp_path))
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    for offset in range(3):
+        core.feed(record(offset, f"r{offset}", entry(f"r{offset}", "c", [1], [2])))
+    memory.relieve(core)
+    assert memory.spool.size_bytes == 0
+    memory.hold(16_000)
+    memory.relieve(core)
+    assert 0 < memory.used_bytes <= 4_000
+    memory.hold(16_000)
+    memory.relieve(core)
+    assert memory.used_bytes == 0
+    memory.close()
+
+
 def test_a_full_spool_says_so_and_recovers_well_below_its_limit(tmp_path: Path) -> None:
     memory = MemoryBudget(0, 2_000, Spool(tmp_path))
     core = PartitionCore(Bench().config)

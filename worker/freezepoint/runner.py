@@ -270,16 +270,20 @@ class PartitionRunner:
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
         records = [item.record if isinstance(item, DeadLetter) else item[1].record for item in batch]
-        records += self._carry()
+        carried = self._carry()
+        records += carried
         decided = self.core.take(
             item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
         taken = _Taken(self.core.next_offset, self.core.watermark())
+        carried_bytes = sum(record.size for record in carried)
+        self._memory.hold(carried_bytes)
         self._publishing = True
         try:
             await self.lease.publish([*records, *decided])
         finally:
             self._publishing = False
+            self._memory.drop(carried_bytes)
             self._outbox.settle()
         self._count(batch)
         await self._recorded(taken)
