@@ -276,14 +276,12 @@ class PartitionRunner:
             item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
         taken = _Taken(self.core.next_offset, self.core.watermark())
-        carried_bytes = sum(record.size for record in carried)
-        self._memory.hold(carried_bytes)
         self._publishing = True
         try:
             await self.lease.publish([*records, *decided])
         finally:
             self._publishing = False
-            self._memory.drop(carried_bytes)
+            self._memory.drop(sum(record.size for record in carried))
             self._outbox.settle()
         self._count(batch)
         await self._recorded(taken)
@@ -292,16 +290,22 @@ class PartitionRunner:
         self._regulate()
 
     def _carry(self) -> list[OutputRecord]:
-        """Old open lives go into the ledger, so that a restart need not replay from their beginning."""
+        """Old open lives go into the ledger, so that a restart need not replay from their beginning: in each transaction as
+        many as there is room for. Without any, intake stands still, and with it what a replay would have to read.
+
+        They count as waiting to be published until the transaction has ended.
+        """
         records: list[OutputRecord] = []
         size = 0
         for life in self.core.overdue(self._settings.replay_bytes_max):
+            if size > self._settings.transaction_bytes_max or not self._memory.has_room:
+                break
             carried = self.core.carry(life, self._memory.spool.read(life.spilled))
             records += carried
-            size += sum(record.size for record in carried)
+            carried_bytes = sum(record.size for record in carried)
+            size += carried_bytes
+            self._memory.hold(carried_bytes)
             log.info("rollout_carried", partition=self.lease.partition, rollout_id=life.rollout_id)
-            if size > self._settings.transaction_bytes_max:
-                break
         return records
 
     async def _renew(self) -> None:
