@@ -22,7 +22,7 @@ from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.chaos.broker import ChaosBroker
 from tests.chaos.checker import Claims, Evidence, Verdict, check
-from tests.chaos.figures import Report
+from tests.chaos.figures import RESULTS, Report
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Author, Load, Publisher, Sent, Spoiler, Tally, rollouts
 from tests.chaos.tails import Line, Tail, open_transactions
@@ -203,7 +203,7 @@ class Stage:
         verdict = await self.verdict(claims or Claims(truths=self.tally.truths))
         counts, report = verdict.counts, self.report
         report.tell("records", counts["records"])
-        report.equal("results (= frozen lives)", counts["results"], counts["lives"])
+        report.equal(RESULTS, counts["results"], counts["lives"])
         report.tell("masked", counts["masked"])
         for name in ("lost", "duplicates", "content", "untrue"):
             report.equal(name, counts[name], 0)

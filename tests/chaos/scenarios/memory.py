@@ -12,6 +12,7 @@ import xxhash
 
 from freezepoint_schemas.events import PromptPrefix, TokenEntry
 from freezepoint_schemas.topics import Topic
+from tests.chaos.figures import RESULTS
 from tests.chaos.fleet import WorkerProcess
 from tests.chaos.load import Author, Place, Script, Sent
 from tests.chaos.registry import scenario
@@ -127,7 +128,7 @@ async def many_open(stage: Stage) -> None:
 
 
 def _report(stage: Stage, found: Counter[str], lives: int) -> None:
-    stage.report.equal("results (= frozen lives)", found["results"], lives)
+    stage.report.equal(RESULTS, found["results"], lives)
     for name in ("duplicates", "content", "torn"):
         stage.report.equal(name, found[name], 0)
 
