@@ -271,6 +271,7 @@ class PartitionCore:
         for rollout_id, decided in self.book.open_before(log_start):
             life = self._life(rollout_id, log_start)
             life.fault(Reason.INPUT_EXPIRED)
+            self.account(life)
             self.book.opened(rollout_id, decided.first_offset)
             self.counters["input_expired"] += 1
 
