@@ -63,7 +63,8 @@ class ProgressRecord(BaseModel):
     ``clock_seconds``: how long the partition has been worked on and caught up. ``clock_marks``: (offset, clock) pairs
     in order, each saying that records below the offset had been applied by then; they place replayed records.
     ``gap_until_ms``: records were lost to retention before they were read; of ids first seen up to this append time, in
-    milliseconds, some may be among them. 0 without such a gap.
+    milliseconds, some may be among them. 0 without such a gap. ``topic_id``: of the tokens topic, where the broker tells
+    it: a topic deleted and created again has another one.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -78,3 +79,4 @@ class ProgressRecord(BaseModel):
     clock_seconds: float = 0.0
     clock_marks: list[tuple[int, float]] = Field(default_factory=list)
     gap_until_ms: int = 0
+    topic_id: str | None = None

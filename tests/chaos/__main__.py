@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.chaos import page
 from tests.chaos.broker import ChaosBroker
 from tests.chaos.figures import Report, summary
 from tests.chaos.registry import DEFAULT_SECONDS, Scenario, all_scenarios, play
@@ -31,6 +33,11 @@ def main() -> int:
     print(f"seed {options.seed}, logs in {folder}", flush=True)
     reports = asyncio.run(_play_all(chosen, folder, options))
     print("\n".join(["", *summary(reports)]))
+    if options.write is not None:
+        seconds = sum(report.seconds for report in reports)
+        results = sum(report.results for report in reports)
+        run = f"Seed {options.seed}, {seconds / 60:.0f} minutes on {os.cpu_count()} cores: {len(reports)} scenarios"
+        page.write(options.write, reports, f"{run}, {results:,} results checked.")
     return 0 if all(report.ok for report in reports) else 1
 
 
@@ -43,6 +50,7 @@ def _options() -> argparse.Namespace:
         "--duration", type=float, default=DEFAULT_SECONDS, help="seconds of load of a scenario (%(default)g)"
     )
     parser.add_argument("--logs", type=Path, help="where the workers' logs go (default: a new folder)")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page")
     return parser.parse_args()
 
 

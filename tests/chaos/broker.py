@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -54,6 +56,11 @@ class ChaosBroker:
     async def crash(self) -> None:
         """SIGKILL, and up again on the same data."""
         await asyncio.to_thread(self.kafka.kill)
+
+    def send(self, how: signal.Signals) -> None:
+        """A signal to the running broker."""
+        assert self.kafka.pid is not None, "the broker does not run"
+        os.kill(self.kafka.pid, how)
 
     async def restart(self) -> float:
         """Start again, in good order if it runs; the seconds until it answered."""

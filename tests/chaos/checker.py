@@ -25,8 +25,8 @@ from freezepoint_schemas.headers import (
 )
 from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, LedgerRecord, ProgressRecord
 from freezepoint_schemas.results import Result
-from tests.chaos.fold import PART, NaiveFold, Place, Truncation
-from tests.chaos.tails import Line
+from tests.chaos.fold import NaiveFold, Place, Truncation
+from tests.chaos.tails import PART, Line, Wholes
 
 SHOWN_MAX = 12
 _WORKERS_OWN = frozenset(
@@ -50,14 +50,12 @@ class Evidence:
 @dataclass(frozen=True)
 class Claims:
     """What a scenario knows beside the log. ``truths``: of rollouts whose records nobody tampered with.
-    ``may_time_out``: ids that were left idle on purpose; None: whichever. ``truncations``: see the fold. ``excused``: ids
-    of whose results only the number is checked, because the scenario itself looks at them. ``earlier``: the results are an
-    earlier release's, whose diagnostics may say less."""
+    ``may_time_out``: ids that were left idle on purpose; None: whichever. ``truncations``: see the fold.
+    ``earlier``: the results are an earlier release's, whose diagnostics may say less."""
 
     truths: Mapping[str, Truth] = field(default_factory=dict)
     may_time_out: Collection[str] | None = ()
     truncations: Mapping[int, Truncation] = field(default_factory=dict)
-    excused: Collection[str] = ()
     caught_up: bool = True
     earlier: bool = False
 
@@ -108,20 +106,9 @@ def check(evidence: Evidence, claims: Claims) -> Verdict:
 
 def _results(lines: Iterable[Line], verdict: Verdict) -> list[tuple[Line, Result]]:
     """Results with the records that complete them, put together from their parts."""
-    found: list[tuple[Line, Result]] = []
-    parts: defaultdict[tuple[int, bytes | None, str], dict[int, bytes]] = defaultdict(dict)
-    for line in lines:
-        value, part = line.value or b"", line.header(PART)
-        if part is not None:
-            name, index, count = part.decode().split(":")
-            held = parts[line.partition, line.key, name]
-            held[int(index)] = value
-            if len(held) < int(count):
-                continue
-            del parts[line.partition, line.key, name]
-            value = b"".join(held[number] for number in range(int(count)))
-        found.append((line, codec.decode_result(value)))
-    for partition, key, _ in parts:
+    wholes = Wholes()
+    found = [(line, codec.decode_result(value)) for line in lines if (value := wholes.put(line)) is not None]
+    for partition, key in wholes.torn:
         verdict.note("torn_results", f"a result of {key!r} on partition {partition} lacks parts")
     return found
 
@@ -159,8 +146,6 @@ def _compare_results(
             continue
         for _ in own[1:]:
             verdict.note("duplicates", f"one more result of {life}")
-        if log.rollout_id in claims.excused:
-            continue
         for result in own:
             built = _as_said_by(result, build_result(log)) if claims.earlier else build_result(log)
             expected = codec.encode_result(built)

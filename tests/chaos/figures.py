@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-NAME_WIDTH = 34
+NAME_WIDTH = 54
 VALUE_WIDTH = 16
+RESULTS = "results (= frozen lives)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class Report:
     @property
     def ok(self) -> bool:
         return self.error is None and not self.differences and all(figure.ok for figure in self.figures)
+
+    @property
+    def results(self) -> int:
+        """How many the checker compared."""
+        found = [figure.value for figure in self.figures if figure.name == RESULTS]
+        return sum(int(value.replace(",", "")) for value in found)
 
     def tell(self, name: str, value: object, unit: str = "") -> None:
         """A figure that may be anything."""

@@ -26,9 +26,7 @@ from freezepoint_schemas.events import (
 )
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.topics import partition_for, rollout_id_of_key
-from tests.chaos.tails import Line
-
-PART = "freezepoint-part"
+from tests.chaos.tails import PART, Line
 
 
 @dataclass
@@ -48,6 +46,7 @@ class Life:
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
     expired: bool = False
+    after_gap: bool = False
 
     def write(self, event: InputEvent) -> None:
         match event:
@@ -89,7 +88,9 @@ class Life:
     def freeze(self, closing: Closing, offset: int) -> FrozenLog:
         if self.expired and isinstance(closing, RolloutComplete):
             closing = closing.model_copy(update={"n_calls": None})
-        lost_parts = {Reason.CAPTURE_INCOMPLETE} if self.parts and not self.expired else set()
+        lost = {Reason.CAPTURE_INCOMPLETE} if self.parts and not self.expired else set()
+        if self.after_gap and isinstance(closing, RolloutComplete):
+            lost |= {Reason.INPUT_EXPIRED} if closing.n_calls not in (None, len(self.entries)) else set()
         return FrozenLog(
             rollout_id=self.rollout_id,
             partition=self.partition,
@@ -101,7 +102,7 @@ class Life:
             intents=frozenset(self.intents),
             cancelled=frozenset(self.cancelled),
             marks=frozenset(self.marks),
-            faults=frozenset(self.faults | lost_parts),
+            faults=frozenset(self.faults | lost),
             dispatch=self.dispatch,
         )
 
@@ -112,10 +113,13 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Truncation:
-    """A partition's log lost everything below ``log_start`` while a worker still needed it for these rollouts."""
+    """A partition's log lost everything below ``log_start`` while a worker still needed it for these rollouts.
+    ``unread_from``: from there on, nobody had read it; lives that begin up to ``timeout_s`` after it may have begun in it."""
 
     log_start: int
     rollout_ids: frozenset[str]
+    unread_from: int
+    timeout_s: float
 
 
 @dataclass
@@ -135,21 +139,24 @@ class NaiveFold:
     open: dict[str, Life] = field(default_factory=dict)
     ignored: int = 0
     _frozen: set[str] = field(default_factory=set)
-    _truncated: set[int] = field(default_factory=set)
+    _gaps: dict[int, float] = field(default_factory=dict)
+    """By truncated partition: until when, in milliseconds, a life may have begun in what was lost."""
 
     def feed(self, line: Line) -> None:
-        self._truncate(line)
+        cut = self.truncations.get(line.partition)
+        if cut is not None and cut.unread_from <= line.offset < cut.log_start:
+            return
+        if cut is not None and line.offset >= cut.log_start and line.partition not in self._gaps:
+            self._truncate(cut, line)
         self._feed(line)
         due = self.timeouts.get((line.partition, line.offset))
         if due is not None:
             for rollout_id in [name for name in self.open if name in due]:
                 self._freeze(rollout_id, TimedOut(), line)
 
-    def _truncate(self, line: Line) -> None:
-        cut = self.truncations.get(line.partition)
-        if cut is None or line.offset < cut.log_start or line.partition in self._truncated:
-            return
-        self._truncated.add(line.partition)
+    def _truncate(self, cut: Truncation, line: Line) -> None:
+        unread = cut.unread_from < cut.log_start
+        self._gaps[line.partition] = line.timestamp_ms + cut.timeout_s * 1000 if unread else 0.0
         for rollout_id in cut.rollout_ids & self.open.keys():
             expired = Life(rollout_id, line.partition, cut.log_start, expired=True)
             expired.faults.add(Reason.INPUT_EXPIRED)
@@ -188,7 +195,8 @@ class NaiveFold:
                 self.open.pop(rollout_id, None)
                 self._frozen.discard(rollout_id)
                 if event.group_id is not None or event.metadata is not None:
-                    self._life(rollout_id, line).dispatch = event
+                    life = self._life(rollout_id, line)
+                    life.dispatch, life.after_gap = event, False
             case RolloutComplete() | RolloutCancelled():
                 if rollout_id in self._frozen:
                     self.ignored += 1
@@ -201,7 +209,8 @@ class NaiveFold:
 
     def _life(self, rollout_id: str, line: Line) -> Life:
         if rollout_id not in self.open:
-            self.open[rollout_id] = Life(rollout_id, line.partition, line.offset)
+            life = self.open[rollout_id] = Life(rollout_id, line.partition, line.offset)
+            life.after_gap = line.timestamp_ms <= self._gaps.get(line.partition, 0)
         return self.open[rollout_id]
 
     def _freeze(self, rollout_id: str, closing: Closing, line: Line) -> None:

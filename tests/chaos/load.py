@@ -44,6 +44,10 @@ class Sent:
         return cls(event.rollout_id.encode(), codec.encode_event(event, packed=packed))
 
 
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
 class Publisher:
     """An idempotent producer of plain aiokafka: in order, each record acknowledged, over outages."""
 
@@ -71,17 +75,18 @@ class Publisher:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._producer.stop()
 
-    async def send(self, records: Iterable[Sent]) -> None:
-        """Return once all of them are acknowledged."""
+    async def send(self, records: Iterable[Sent]) -> list[Place]:
+        """Return once all of them are acknowledged: where they, and their parts, lie."""
         window: list[asyncio.Future[Any]] = []
+        places: list[Place] = []
         for record in records:
             for part in _parts(record):
                 window.append(await self._enqueue(part))
                 self.records += 1
             if len(window) >= WINDOW:
-                await asyncio.gather(*window)
+                places += _places(await asyncio.gather(*window))
                 window = []
-        await asyncio.gather(*window)
+        return places + _places(await asyncio.gather(*window))
 
     async def _enqueue(self, record: Sent) -> asyncio.Future[Any]:
         partition = record.partition
@@ -95,6 +100,10 @@ class Publisher:
             timestamp_ms=record.timestamp_ms,
             headers=list(record.headers),
         )
+
+
+def _places(acknowledged: Iterable[Any]) -> list[Place]:
+    return [(each.partition, each.offset) for each in acknowledged]
 
 
 def _parts(record: Sent) -> Iterator[Sent]:

@@ -22,7 +22,7 @@ from freezepoint_schemas.ledger import PROGRESS_KEY, ProgressRecord
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.chaos.broker import ChaosBroker
 from tests.chaos.checker import Claims, Evidence, Verdict, check
-from tests.chaos.figures import Report
+from tests.chaos.figures import RESULTS, Report
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Author, Load, Publisher, Sent, Spoiler, Tally, rollouts
 from tests.chaos.tails import Line, Tail, open_transactions
@@ -134,6 +134,14 @@ class Stage:
 
         await poll_until_async(there, timeout_s, f"{count} results of {self.names[Topic.TRAJECTORIES]}")
 
+    async def until_result_of(self, rollout_id: str, timeout_s: float = SETTLE_S) -> None:
+        """Wait for the result of this one."""
+
+        async def there() -> bool:
+            return any(line.key == rollout_id.encode() for line in await self.results())
+
+        await poll_until_async(there, timeout_s, f"the result of {rollout_id}")
+
     async def progress(self) -> dict[int, ProgressRecord]:
         """The latest progress record of each partition."""
         lines = await self.tails[Topic.LEDGER].pull()
@@ -195,7 +203,7 @@ class Stage:
         verdict = await self.verdict(claims or Claims(truths=self.tally.truths))
         counts, report = verdict.counts, self.report
         report.tell("records", counts["records"])
-        report.equal("results (= frozen lives)", counts["results"], counts["lives"])
+        report.equal(RESULTS, counts["results"], counts["lives"])
         report.tell("masked", counts["masked"])
         for name in ("lost", "duplicates", "content", "untrue"):
             report.equal(name, counts[name], 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ from aiokafka.structs import TopicPartition
 
 READ_S = 120.0
 STEP_MS = 200
+PART = "freezepoint-part"
 FETCH_BYTES = 8 * 1024 * 1024
 
 
@@ -28,6 +30,33 @@ class Line:
 
     def header(self, name: str) -> bytes | None:
         return next((value for key, value in reversed(self.headers) if key == name), None)
+
+
+@dataclass(slots=True)
+class Wholes:
+    """Values put together from the records that they were split into."""
+
+    _parts: defaultdict[tuple[int, bytes | None, str], dict[int, bytes]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+
+    @property
+    def torn(self) -> list[tuple[int, bytes | None]]:
+        """Partition and key of what lacks parts."""
+        return [(partition, key) for partition, key, _ in self._parts]
+
+    def put(self, line: Line) -> bytes | None:
+        """The whole value, with its last record."""
+        value, part = line.value or b"", line.header(PART)
+        if part is None:
+            return value
+        name, index, count = part.decode().split(":")
+        held = self._parts[line.partition, line.key, name]
+        held[int(index)] = value
+        if len(held) < int(count):
+            return None
+        del self._parts[line.partition, line.key, name]
+        return b"".join(held[number] for number in range(int(count)))
 
 
 @dataclass(slots=True)

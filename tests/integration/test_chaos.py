@@ -11,7 +11,14 @@ import pytest_asyncio
 from tests.chaos.broker import ChaosBroker
 from tests.chaos.registry import all_scenarios, play
 
-SHORT = {"kills": 8.0, "zombies": 1.0, "late-commits": 10.0, "topic-recreated": 1.0, "rolling-upgrade": 1.0}
+SHORT = {
+    "kills": 8.0,
+    "zombies": 1.0,
+    "late-commits": 10.0,
+    "topic-recreated": 1.0,
+    "log-truncated": 1.0,
+    "rolling-upgrade": 1.0,
+}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

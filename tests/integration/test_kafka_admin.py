@@ -140,3 +140,20 @@ async def test_what_the_broker_refuses_becomes_a_finding(kafka_bootstrap: str, u
         findings = await made.admin().apply([bad, *others])
         assert [finding.ok for finding in findings] == [False, True, True, True]
         assert "altering the configuration" in findings[0].message
+
+
+async def test_a_topic_created_again_is_another_one(kafka_bootstrap: str, unique_prefix: str) -> None:
+    async with transport(kafka_bootstrap, unique_prefix, partitions=1) as made:
+        admin = made.admin()
+        first = await admin.identity(Topic.TOKENS)
+        assert first is not None
+        assert first == await admin.identity(Topic.TOKENS) != await admin.identity(Topic.LEDGER)
+        client = await made._cluster.admin()
+        await client.delete_topics([made.names[Topic.TOKENS]])
+
+        async def gone() -> bool:
+            return await admin.identity(Topic.TOKENS) is None
+
+        await poll_until_async(gone, 30.0, "the topic is deleted")
+        await admin.apply(specs(made))
+        assert await admin.identity(Topic.TOKENS) not in (None, first)

@@ -1,8 +1,10 @@
 """Credentials, TLS and rights, against a broker that asks for them. Also shows the rights that suffice."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiokafka.protocol.admin import CreateAclsRequest
@@ -11,8 +13,10 @@ from pydantic import SecretStr
 from freezepoint.errors import BrokerError, ConfigurationError, PublishError
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
+from tests.events import complete, entry
 from tests.integration.kafka_kit import SETTINGS, assigned, progress, read_all, read_count, receive, token
-from tests.integration.secured_kafka import SecuredKafka, alice, eventually
+from tests.integration.secured_kafka import PASSWORD, SecuredKafka, alice, eventually
+from tests.integration.workers import publish, worker
 
 pytestmark = pytest.mark.slow
 
@@ -221,3 +225,59 @@ async def test_creating_topics_needs_its_rights(secured: SecuredKafka, unique_pr
                     raise BrokerError(finding.message)
 
         await eventually(created)
+
+
+GRANTS = {
+    "DESCRIBE": (DESCRIBE,),
+    "READ": (READ,),
+    "WRITE": (WRITE,),
+    "READ and DESCRIBE": (READ, DESCRIBE),
+    "WRITE and DESCRIBE": (WRITE, DESCRIBE),
+}
+
+
+@pytest.mark.timeout(300)
+async def test_a_worker_ends_by_each_missing_right_and_works_once_it_has_those_named(
+    secured: SecuredKafka, unique_prefix: str, tmp_path: Path
+) -> None:
+    """Whoever follows the messages one by one gets there, and the message is all that the worker leaves behind."""
+    environment = {
+        "FREEZEPOINT_BROKER": f"kafka://{secured.by_password}",
+        "FREEZEPOINT_TOPIC_PREFIX": f"{unique_prefix}-",
+        "FREEZEPOINT_WORKER__GROUP": f"{unique_prefix}-group",
+        "FREEZEPOINT_KAFKA__TRANSACTIONAL_ID_PREFIX": f"{unique_prefix}-ids",
+        "FREEZEPOINT_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "FREEZEPOINT_KAFKA__SASL_USERNAME": "alice",
+        "FREEZEPOINT_KAFKA__SASL_PASSWORD": PASSWORD,
+    }
+    named: list[str] = []
+    async with both(secured, unique_prefix) as (root, _):
+        await publish(root, [entry("r", "c", [1], [2]), complete("r")])
+        for number in range(40):
+            with worker(environment, tmp_path / f"{number}.log", "--until-idle") as running:
+                code = await asyncio.to_thread(running.wait)
+            if code == 0:
+                break
+            assert code == 2, running.log.read_text()
+            named.append(
+                await grant(root, unique_prefix, running.log.read_text().strip().rpartition("\n")[2])
+            )
+        assert len(await read_count(root, Topic.TRAJECTORIES, 1)) == 1
+    assert {"the consumer group", "the transactional ids"} <= set(named)
+    assert {f"topic {unique_prefix}-rollout-tokens", f"topic {unique_prefix}-rollout-ledger"} <= set(named)
+
+
+async def grant(root: KafkaTransport, prefix: str, message: str) -> str:
+    """What the message asks for, and for what it does."""
+    found = re.search(
+        r"grant this user ([A-Z_]+(?: and [A-Z_]+)?) on (topic \S+|the consumer group|the transactional ids)",
+        message,
+    )
+    assert found, message
+    rights, what = found[1], found[2]
+    kind, name = {
+        "the consumer group": (GROUP, prefix),
+        "the transactional ids": (TRANSACTIONAL_ID, f"{prefix}-ids"),
+    }.get(what, (TOPIC, what.removeprefix("topic ")))
+    await allow(root, kind, name, *GRANTS[rights])
+    return what

@@ -86,6 +86,10 @@ class SimAdmin:
     broker: Broker
     process: Process
 
+    async def identity(self, topic: Topic) -> str | None:
+        """Nobody deletes a topic here."""
+        return None
+
     async def retention_ms(self, topic: Topic) -> int | None:
         """Nothing expires here but what a fault truncates."""
         return None

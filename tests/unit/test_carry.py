@@ -143,6 +143,20 @@ def test_what_was_carried_outlives_the_log_it_came_from() -> None:
     }
 
 
+def test_a_carried_life_whose_later_records_are_lost_is_masked_and_holds_no_memory() -> None:
+    bench = Bench()
+    bench.feed(records_of([entry("r", "c1", [1], [2])]))
+    bench.carry()
+    bench.feed(records_of([entry("r", "c2", [1], [2]), entry("s", "c1", [1], [2])], start=1))
+    bench.commit()
+    bench.crash()
+    assert bench.core.memory_bytes > 0
+    bench.core.expire(5)
+    assert bench.core.memory_bytes == 0
+    (result,) = bench.run(records_of([complete("r", n_calls=2)], start=5))
+    assert "input_expired" in result.reasons
+
+
 def test_a_clear_forgets_what_was_carried() -> None:
     bench = Bench()
     bench.feed(records_of([entry("r", "c", [1], [2])]))

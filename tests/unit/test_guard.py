@@ -9,9 +9,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from freezepoint.errors import ConfigurationError
-from freezepoint.guard import DeadLetterGuard, MaskAlarm
+from freezepoint.guard import DeadLetterGuard, MaskAlarm, TopicGuard
 from freezepoint.settings import WorkerSettings
+from freezepoint.transport.ports import TopicFinding
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
+from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec
 
 
 def feed(guard: DeadLetterGuard, reasons: Sequence[Reason | DeadLetterReason | None]) -> None:
@@ -52,3 +54,34 @@ def test_no_alarm_is_the_default() -> None:
     counts.update({"results": 1_000, "masked": 1_000})
     alarm.look(counts)
     assert counts["mask_alarms"] == 0
+
+
+class Topics:
+    """A transport of which only the topics are looked at; its tokens topic has that id."""
+
+    def __init__(self, identity: str | None) -> None:
+        self.names = TopicNames("")
+        self.known_as = identity
+
+    def admin(self) -> Topics:
+        return self
+
+    async def partitions(self, _topic: Topic) -> int:
+        return 1
+
+    async def identity(self, _topic: Topic) -> str | None:
+        return self.known_as
+
+    async def check(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
+        return [TopicFinding(spec.name, ok=True, message="fine") for spec in specs]
+
+
+async def test_a_topic_created_again_under_the_worker_stops_it() -> None:
+    topics = Topics("old")
+    guard = TopicGuard(topics, 60.0)  # type: ignore[arg-type]
+    await guard.check()
+    topics.known_as = None
+    await guard.check()
+    topics.known_as = "new"
+    with pytest.raises(ConfigurationError, match="rollout-tokens was recreated while it was read"):
+        await guard.check()

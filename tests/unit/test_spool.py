@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -94,6 +97,23 @@ def test_the_coldest_log_is_spilled_first(tmp_path: Path) -> None:
     memory.close()
 
 
+def test_what_waits_to_be_published_has_its_part_of_the_budget(tmp_path: Path) -> None:
+    memory = MemoryBudget(20_000, 1 << 30, Spool(tmp_path))
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    for offset in range(3):
+        core.feed(record(offset, f"r{offset}", entry(f"r{offset}", "c", [1], [2])))
+    memory.relieve(core)
+    assert memory.spool.size_bytes == 0
+    memory.hold(16_000)
+    memory.relieve(core)
+    assert 0 < memory.used_bytes <= 4_000
+    memory.hold(16_000)
+    memory.relieve(core)
+    assert memory.used_bytes == 0
+    memory.close()
+
+
 def test_a_full_spool_says_so_and_recovers_well_below_its_limit(tmp_path: Path) -> None:
     memory = MemoryBudget(0, 2_000, Spool(tmp_path))
     core = PartitionCore(Bench().config)
@@ -108,6 +128,57 @@ def test_a_full_spool_says_so_and_recovers_well_below_its_limit(tmp_path: Path) 
         assert is_full(memory) or memory.spool.size_bytes <= 1_600
     assert not is_full(memory)
     memory.close()
+
+
+def test_a_full_disk_pauses_intake_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, room = spool_module._pwrite, [40_000]
+
+    def bounded(descriptor: int, block: bytes, offset: int) -> None:
+        write(descriptor, block[: room[0]], offset)  # a disk takes what still fits
+        room[0] -= len(block)
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spool_module, "_pwrite", bounded)
+    memory = MemoryBudget(0, 1 << 30, Spool(tmp_path))
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    calls = [entry(f"r{number}", "c", [number] * 1_000, [2]) for number in range(20)]
+    for item in records_of(calls):
+        core.feed(item)
+        memory.relieve(core)
+    assert is_full(memory)
+    memory.try_again()
+    assert is_full(memory)
+    assert memory.used_bytes > 0
+    room[0] = 1 << 30
+    memory.try_again()
+    assert not is_full(memory)
+    assert memory.used_bytes == 0
+    found = [call for life in core.open.values() for call in memory.spool.read(life.spilled)]
+    assert [codec.encode_event(call) for call in found] == [codec.encode_event(call) for call in calls]
+    memory.close()
+
+
+def test_a_log_is_never_encoded_in_one_piece(tmp_path: Path) -> None:
+    """Else spilling one that fills the budget takes the budget twice more."""
+    spool = Spool(tmp_path)
+    calls = [entry("r", f"c{number}", [number] * 100_000, [2]) for number in range(100)]
+    held = sum(call.prompt_token_ids.nbytes for call in calls)
+    tracemalloc.start()
+    try:
+        ref = spool.write(calls)
+        _, written = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        found = spool.read([ref])
+        _, read = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert written < held / 2
+    assert read - before < 1.25 * held
+    assert [call.model_call_id for call in found] == [call.model_call_id for call in calls]
+    spool.close()
 
 
 def test_segments_go_with_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

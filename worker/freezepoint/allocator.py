@@ -8,6 +8,8 @@ that no budget counts. Fixed limits keep large blocks out of the heaps.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import cache
 
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
@@ -22,3 +24,20 @@ def give_memory_back() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)) and bool(mallopt(_M_ARENA_MAX, _ARENAS))
+
+
+def trim() -> None:
+    """Give back the free pages between what is still held: arrays too small for blocks of their own leave a heap of holes
+    behind when old ones are put away, which new ones fill only in part."""
+    trimmer = _malloc_trim()
+    if trimmer is not None:
+        trimmer(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    return found

@@ -31,7 +31,7 @@ async def run_worker(
     stop = stop or asyncio.Event()
     async with connect(settings) as transport, _tracing(settings) as tracer:
         worker = Worker(transport, settings.worker, on_progress, figures=Figures(tracer=tracer))
-        async with serving(worker, settings.http.host, settings.http.port):
+        async with serving(worker, settings.http):
             with _stops_on_signals(stop):
                 return await worker.run(stop, until_idle=until_idle)
 

@@ -138,6 +138,7 @@ class _Seen:
 async def _ledger(broker: Broker, settings: Settings) -> AsyncIterator[Check]:
     """The ledger read and judged, and from it how far the work has come."""
     try:
+        topic_id = await broker.admin().identity(Topic.TOKENS)
         extents = await broker.extents(Topic.TOKENS)
         seen = {partition: _Seen(partition, len(extents), extent) for partition, extent in extents.items()}
         await _read_ledger(broker, seen)
@@ -151,7 +152,8 @@ async def _ledger(broker: Broker, settings: Settings) -> AsyncIterator[Check]:
     cores: dict[int, PartitionCore] = {}
     for found in seen.values():
         try:
-            cores[found.partition] = await restore(found, settings.worker, broker.names[Topic.TOKENS])
+            name = broker.names[Topic.TOKENS]
+            cores[found.partition] = await restore(found, settings.worker, name, topic_id=topic_id)
         except ConfigurationError as error:
             subject = f"{broker.names[Topic.LEDGER]}[{found.partition}]"
             yield Check(subject, "fail", str(error), "as it says; the ledger is never mended by hand")

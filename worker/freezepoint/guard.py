@@ -21,11 +21,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class TopicGuard:
-    """Looks at the topics when a worker starts and every ``interval_s`` seconds: compaction may be switched on, and
-    partitions added, while it runs."""
+    """Looks at the topics when a worker starts and every ``interval_s`` seconds: compaction may be switched on, partitions
+    added and topics be deleted and created again while it runs."""
 
     transport: Transport
     interval_s: float
+    identity: str | None = None
+    """What the tokens topic was when it was first looked at, where the broker tells."""
     _partitions: int | None = None
     _due_at: float = 0.0
 
@@ -45,6 +47,7 @@ class TopicGuard:
         self._due_at = asyncio.get_running_loop().time() + self.interval_s
         admin = self.transport.admin()
         partitions = await admin.partitions(Topic.TOKENS)
+        self._compare(await admin.identity(Topic.TOKENS))
         try:
             findings = await admin.check(topic_specs(self.transport.names, self._partitions or partitions))
         except MissingTopicError:
@@ -59,6 +62,16 @@ class TopicGuard:
         for finding in findings:
             if not finding.ok:
                 log.warning("topic_differs", topic=finding.topic, message=finding.message)
+
+    def _compare(self, identity: str | None) -> None:
+        """A consumer reads on in whatever has the topic's name, from where it was."""
+        if identity is not None and self.identity not in (None, identity):
+            raise ConfigurationError(
+                f"{self.transport.names[Topic.TOKENS]} was recreated while it was read: what is in it now was read only "
+                "from the old one's end on. Delete the ledger topic and the consumer group's offsets too, or use a new "
+                "topic prefix"
+            )
+        self.identity = identity or self.identity
 
 
 _WRONG_TOPIC = {

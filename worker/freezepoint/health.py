@@ -17,6 +17,7 @@ import orjson
 import structlog
 
 from freezepoint.errors import ConfigurationError
+from freezepoint.settings import HttpSettings
 from freezepoint.status import PAGE, POLICY, alive, ready, status
 from freezepoint.telemetry.metrics import exposition
 from freezepoint.worker import Worker
@@ -37,7 +38,7 @@ _HEADERS: Final = (
 Answer = tuple[HTTPStatus, str, bytes]
 
 
-async def answer(worker: Worker, method: str, path: str) -> Answer:
+async def answer(worker: Worker, http: HttpSettings, method: str, path: str) -> Answer:
     """The answer to one request."""
     if method != "GET":
         return HTTPStatus.METHOD_NOT_ALLOWED, TEXT, b"only GET\n"
@@ -45,11 +46,11 @@ async def answer(worker: Worker, method: str, path: str) -> Answer:
         case "/":
             return HTTPStatus.OK, "text/html; charset=utf-8", PAGE
         case "/livez" | "/readyz" as asked:
-            return _verdict(alive(worker) if asked == "/livez" else ready(worker))
+            return _verdict(alive(worker, http) if asked == "/livez" else ready(worker))
         case "/metrics":
             return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", exposition(worker.figures)
         case "/status":
-            return HTTPStatus.OK, "application/json", orjson.dumps(await status(worker)) + b"\n"
+            return HTTPStatus.OK, "application/json", orjson.dumps(await status(worker, http)) + b"\n"
         case _:
             return HTTPStatus.NOT_FOUND, TEXT, b"try /, /livez, /readyz, /metrics or /status\n"
 
@@ -59,17 +60,18 @@ def _verdict(fine: bool) -> Answer:  # noqa: FBT001 - it is the whole message
 
 
 @asynccontextmanager
-async def serving(worker: Worker, host: str, port: int | None) -> AsyncIterator[int | None]:
+async def serving(worker: Worker, http: HttpSettings) -> AsyncIterator[int | None]:
     """Serve while inside, at the returned port; without a port, do nothing.
 
     :raises ConfigurationError: the address cannot be bound.
     """
+    host, port = http.host, http.port
     if port is None:
         yield None
         return
     try:
         server = await asyncio.start_server(
-            lambda reader, writer: _serve(worker, host, reader, writer), host, port, limit=REQUEST_BYTES_MAX
+            lambda reader, writer: _serve(worker, http, reader, writer), host, port, limit=REQUEST_BYTES_MAX
         )
     except OSError as error:
         raise ConfigurationError(
@@ -85,20 +87,20 @@ async def serving(worker: Worker, host: str, port: int | None) -> AsyncIterator[
 
 
 async def _serve(
-    worker: Worker, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    worker: Worker, http: HttpSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     try:
         async with asyncio.timeout(REQUEST_S_MAX):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, path, *_ = head.partition("\r\n")[0].split(" ")
-            if host and is_loopback(host) and not is_loopback(_asked_host(head)):
+            if http.host and is_loopback(http.host) and not is_loopback(_asked_host(head)):
                 found: Answer = (
                     HTTPStatus.MISDIRECTED_REQUEST,
                     TEXT,
                     b"bound to loopback: ask for localhost\n",
                 )
             else:
-                found = await answer(worker, method, path)
+                found = await answer(worker, http, method, path)
             writer.write(_response(*found))
             await writer.drain()
     except (

@@ -8,6 +8,7 @@ from typing import Self
 
 import structlog
 
+from freezepoint.allocator import trim
 from freezepoint.core.partition import PartitionCore
 from freezepoint.evidence import EvidenceKeeper
 from freezepoint.settings import WorkerSettings
@@ -17,6 +18,8 @@ log = structlog.get_logger()
 
 RELIEVED = 0.9
 """Spilling goes on down to this fraction of the budget, so that it comes in strides."""
+TRIM_BYTES = 32 * 1024 * 1024
+"""So much is let go, and then what is free of the heap is given back."""
 RESUMED = 0.8
 """Intake goes on when the spool is down to this fraction of its limit."""
 
@@ -25,7 +28,8 @@ RESUMED = 0.8
 class MemoryBudget:
     """Over all partitions of a process.
 
-    ``evidence``: where logs of masked rollouts go, if anywhere. ``full``: the spool's limit is reached, intake has to wait. ``pending_bytes``: what waits to be built or published.
+    ``bytes_max``: of open logs and of what waits to be published together. ``evidence``: where logs of masked rollouts go,
+    if anywhere. ``full``: the spool takes no more, intake has to wait. ``pending_bytes``: what waits to be built or published.
     """
 
     bytes_max: int
@@ -35,6 +39,9 @@ class MemoryBudget:
     full: bool = False
     pending_bytes: int = 0
     evidence: EvidenceKeeper | None = None
+    _let_go_bytes: int = 0
+    _unwritable: bool = False
+    """The spool's disk took nothing more, the last time."""
     _blocked: list[Callable[[], None]] = field(default_factory=list)
     _cores: list[PartitionCore] = field(default_factory=list)
     _noted: dict[int, int] = field(default_factory=dict)
@@ -76,9 +83,21 @@ class MemoryBudget:
         if released:
             self.spool.free(released)
         self._note(core)
-        if self._noted_bytes > self.bytes_max:
-            self._spill(int(self.bytes_max * RELIEVED))
+        if self._noted_bytes > self._room_bytes and not self._unwritable:
+            self._spill(int(self._room_bytes * RELIEVED))
         self._watch_spool()
+
+    def try_again(self) -> None:
+        """Now and then: perhaps the spool's disk has room by now."""
+        if self._unwritable:
+            self._unwritable = False
+            self._spill(int(self._room_bytes * RELIEVED))
+            self._watch_spool()
+
+    @property
+    def _room_bytes(self) -> int:
+        """What open logs may hold: what waits to be published has its part of the budget."""
+        return max(0, self.bytes_max - self.pending_bytes)
 
     def _note(self, core: PartitionCore) -> None:
         """One core's change alone: a sum over all partitions with every record would grow with their number."""
@@ -98,10 +117,17 @@ class MemoryBudget:
     def drop(self, size_bytes: int) -> None:
         """So much less does."""
         self.pending_bytes -= size_bytes
+        self._let_go(size_bytes)
         if self._blocked and self.has_room:
             blocked, self._blocked = self._blocked, []
             for wake in blocked:
                 wake()
+
+    def _let_go(self, size_bytes: int) -> None:
+        self._let_go_bytes += size_bytes
+        if self._let_go_bytes > TRIM_BYTES:
+            self._let_go_bytes = 0
+            trim()
 
     def wake_when_room(self, wake: Callable[[], None]) -> None:
         """Call this once, as soon as there is room."""
@@ -123,20 +149,28 @@ class MemoryBudget:
             coldest = fullest.coldest()
             if coldest is None:
                 return  # parts that wait for their others: only their rollout's own limit bounds them
-            entries = coldest.spill()
-            coldest.spilled.append(self.spool.write(entries))
+            try:
+                coldest.spilled.append(self.spool.write(coldest.entries()))
+            except OSError as error:
+                self._unwritable = True
+                log.warning("spool_unwritable", error=error.strerror, spooled_bytes=self.spool.size_bytes)
+                return
+            self._let_go(coldest.memory_bytes)
+            coldest.spill()
             fullest.account(coldest)
             self._note(fullest)
 
     def _watch_spool(self) -> None:
         size = self.spool.size_bytes
-        if not self.full and size > self.spool_bytes_max:
+        if not self.full and (size > self.spool_bytes_max or self._unwritable):
             self.full = True
             log.warning(
                 "spool_full",
                 spooled_bytes=size,
-                message="intake pauses; raise worker.spool_bytes_max or memory_bytes_max",
+                message="intake pauses; make room in worker.spool_folder"
+                if self._unwritable
+                else "intake pauses; raise worker.spool_bytes_max or memory_bytes_max",
             )
-        elif self.full and size <= self.spool_bytes_max * RESUMED:
+        elif self.full and size <= self.spool_bytes_max * RESUMED and not self._unwritable:
             self.full = False
             log.info("spool_relieved", spooled_bytes=size)

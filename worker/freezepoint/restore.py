@@ -18,18 +18,23 @@ from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, ProgressRecord
 
 
 async def restore(
-    lease: PartitionFacts, settings: WorkerSettings, topic_name: str, counters: Counter[str] | None = None
+    lease: PartitionFacts,
+    settings: WorkerSettings,
+    topic_name: str,
+    counters: Counter[str] | None = None,
+    topic_id: str | None = None,
 ) -> PartitionCore:
     """The fold of the leased partition; reading starts at its ``next_offset``.
 
     :param counters: where it counts what happens, shared by all partitions.
+    :param topic_id: what the topic is now, where the broker tells.
 
     :raises ConfigurationError: the ledger is not this topic's or group's, or of a newer release: working on would
         swallow or repeat results.
     """
     book, progress, chunks = _read_ledger(lease, topic_name)
     if progress is not None:
-        await _refuse_foreign(lease, progress, settings, topic_name)
+        await _refuse_foreign(lease, progress, settings, topic_name, topic_id)
     start = max(progress.watermark if progress else 0, lease.committed or 0, lease.log_start)
     if start > lease.log_end:
         raise ConfigurationError(
@@ -57,6 +62,7 @@ async def restore(
         core.clock.now = progress.clock_seconds
         core.clock.marks = list(progress.clock_marks)
         core.gap_until_ms = progress.gap_until_ms
+    core.topic_id = topic_id or (progress.topic_id if progress else None)
     _restore_carried(core, chunks)
     core.expire(lease.log_start)
     return core
@@ -107,7 +113,11 @@ def _read_ledger(
 
 
 async def _refuse_foreign(
-    lease: PartitionFacts, progress: ProgressRecord, settings: WorkerSettings, topic_name: str
+    lease: PartitionFacts,
+    progress: ProgressRecord,
+    settings: WorkerSettings,
+    topic_name: str,
+    topic_id: str | None,
 ) -> None:
     where = f"{topic_name}[{lease.partition}]"
     if progress.group != settings.group:
@@ -120,11 +130,16 @@ async def _refuse_foreign(
             f"{topic_name} had {progress.partition_count} partitions and has {lease.partition_count}: ids would move "
             "between partitions. Use a new topic prefix with the wanted count"
         )
-    if not await _same_log(lease, progress):
-        raise ConfigurationError(
-            f"{where} is not the log the ledger speaks of (offset {progress.applied_offset} differs): the topic was "
-            "recreated. Delete the ledger topic and the consumer group's offsets too, or use a new topic prefix"
-        )
+    if topic_id is not None and progress.topic_id not in (None, topic_id):
+        differs = f"topic id {topic_id}, not {progress.topic_id}"
+    elif not await _same_log(lease, progress):
+        differs = f"offset {progress.applied_offset} differs"
+    else:
+        return
+    raise ConfigurationError(
+        f"{where} is not the log the ledger speaks of ({differs}): the topic was "
+        "recreated. Delete the ledger topic and the consumer group's offsets too, or use a new topic prefix"
+    )
 
 
 async def _same_log(lease: PartitionFacts, progress: ProgressRecord) -> bool:

@@ -256,6 +256,7 @@ class PartitionRunner:
             return
         elapsed_s = 0.0 if self._ticked_at is None else min(now - self._ticked_at, 2 * self._tick_s)
         self._ticked_at = now
+        self._memory.try_again()
         self._regulate()  # the spool may have been relieved by another partition
         if self._feeding or not await self._is_caught_up() or not self.core.open:
             return
@@ -294,7 +295,8 @@ class PartitionRunner:
     async def _publish(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         """One transaction: the batch, the ledger records that belong to it, and the progress."""
         records = [item.record if isinstance(item, DeadLetter) else self._traced(*item) for item in batch]
-        records += self._carry()
+        carried = self._carry()
+        records += carried
         decided = self.core.take(
             item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
@@ -304,6 +306,7 @@ class PartitionRunner:
             await self.lease.publish([*records, *decided])
         finally:
             self._publishing = False
+            self._memory.drop(sum(record.size for record in carried))
             self._outbox.settle()
         self._count(batch)
         await self._recorded(taken)
@@ -319,16 +322,22 @@ class PartitionRunner:
         return replace(built.record, headers=(*built.record.headers, *headers))
 
     def _carry(self) -> list[OutputRecord]:
-        """Old open lives go into the ledger, so that a restart need not replay from their beginning."""
+        """Old open lives go into the ledger, so that a restart need not replay from their beginning: in each transaction as
+        many as there is room for. Without any, intake stands still, and with it what a replay would have to read.
+
+        They count as waiting to be published until the transaction has ended.
+        """
         records: list[OutputRecord] = []
         size = 0
         for life in self.core.overdue(self._settings.replay_bytes_max):
+            if size > self._settings.transaction_bytes_max or not self._memory.has_room:
+                break
             carried = self.core.carry(life, self._memory.spool.read(life.spilled))
             records += carried
-            size += sum(record.size for record in carried)
+            carried_bytes = sum(record.size for record in carried)
+            size += carried_bytes
+            self._memory.hold(carried_bytes)
             log.info("rollout_carried", partition=self.lease.partition, rollout_id=life.rollout_id)
-            if size > self._settings.transaction_bytes_max:
-                break
         return records
 
     async def _renew(self) -> None:

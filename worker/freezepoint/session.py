@@ -50,6 +50,8 @@ class Session:
     executor: Executor
     memory: MemoryBudget
     figures: Figures
+    topic_id: str | None = None
+    """What the topic was when the session began; see ``TopicAdmin.identity``."""
     _seats: dict[int, _Seat] = field(default_factory=dict)
     _generation: int = 0
     _active_at: float = field(default_factory=_now)
@@ -180,7 +182,7 @@ class Session:
         generation = self._generation
         lease = await self.member.acquire(partition)
         try:
-            core = await restore(lease, self.settings, self.topic_name, self.figures.counts)
+            core = await restore(lease, self.settings, self.topic_name, self.figures.counts, self.topic_id)
             if self._seats.get(partition) is not seat:
                 raise OwnershipLostError(f"partition {partition} was assigned elsewhere meanwhile")
             await lease.start(core.next_offset)

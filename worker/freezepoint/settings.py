@@ -104,10 +104,16 @@ class WorkerSettings(_Section):
 
 
 class HttpSettings(_Section):
-    """Where a worker answers ``/``, ``/livez``, ``/readyz``, ``/metrics`` and ``/status``; nowhere without a port."""
+    """Where a worker answers ``/``, ``/livez``, ``/readyz``, ``/metrics`` and ``/status``; nowhere without a port.
+
+    ``turn_s_max``: a poll loop that has not turned for so long is stuck. ``broker_wait_s_max``: waiting for the broker is
+    alive for so long; after that a new process may have more luck.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    turn_s_max: Annotated[float, Field(gt=0)] = 60.0
+    broker_wait_s_max: Annotated[float, Field(gt=0)] = 900.0
 
 
 class TracingSettings(_Section):

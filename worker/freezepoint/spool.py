@@ -23,6 +23,8 @@ from freezepoint_schemas import codec
 from freezepoint_schemas.events import TokenEntry
 
 SEGMENT_BYTES = 64 * 1024 * 1024
+WRITE_BYTES = 1024 * 1024
+"""Written at a time: a log as large as the whole budget must not be encoded in one piece."""
 _PREFIX = "freezepoint-spool-"
 _LOCK = "lock"
 _LENGTH = struct.Struct("<HQ")
@@ -57,16 +59,24 @@ class Spool:
         self.size_bytes = 0
 
     def write(self, entries: Iterable[TokenEntry]) -> SpillRef:
-        """Put entries away; :meth:`take` or :meth:`free` the reference once."""
-        blob = b"".join(_encoded(entry) for entry in entries)
+        """Put entries away; :meth:`take` or :meth:`free` the reference once.
+
+        :raises OSError: the disk is full, say; nothing is put away.
+        """
         with self._lock:
             number, segment = self._segment()
             offset = segment.size
-            segment.file.write(blob)
-            segment.size += len(blob)
-            segment.used += len(blob)
-            self.size_bytes += len(blob)
-        return SpillRef(number, offset, len(blob))
+            try:
+                for block in _blocks(entries):
+                    _pwrite(segment.file.fileno(), block, segment.size)
+                    segment.size += len(block)
+            except OSError:
+                segment.size = offset  # what is behind it is written over
+                raise
+            length = segment.size - offset
+            segment.used += length
+            self.size_bytes += length
+        return SpillRef(number, offset, length)
 
     def read(self, refs: Iterable[SpillRef]) -> list[TokenEntry]:
         """The entries, in the order they were written."""
@@ -74,7 +84,7 @@ class Spool:
         for ref in refs:
             with self._lock:
                 descriptor = self._segments[ref.segment].file.fileno()
-            entries += _decoded(_pread(descriptor, ref))
+            entries += _decoded(descriptor, ref)
         return entries
 
     def free(self, refs: Iterable[SpillRef]) -> None:
@@ -154,26 +164,45 @@ def _encoded(entry: TokenEntry) -> bytes:
     return _LENGTH.pack(len(name), len(body)) + name + body
 
 
-def _decoded(blob: bytes) -> Iterator[TokenEntry]:
-    position = 0
-    while position < len(blob):
-        name_length, body_length = _LENGTH.unpack_from(blob, position)
-        start = position + _LENGTH.size + name_length
-        name = blob[position + _LENGTH.size : start].decode("ascii")
-        position = start + body_length
-        event = codec.decode_event(name, blob[start:position])
+def _blocks(entries: Iterable[TokenEntry]) -> Iterator[bytes]:
+    """Encoded, many small ones or one large one at a time."""
+    pieces: list[bytes] = []
+    size = 0
+    for entry in entries:
+        pieces.append(_encoded(entry))
+        size += len(pieces[-1])
+        if size >= WRITE_BYTES:
+            yield b"".join(pieces) if len(pieces) > 1 else pieces[0]
+            pieces, size = [], 0
+    yield b"".join(pieces)
+
+
+def _decoded(descriptor: int, ref: SpillRef) -> Iterator[TokenEntry]:
+    position, end = ref.offset, ref.offset + ref.length
+    while position < end:
+        name_length, body_length = _LENGTH.unpack(_pread(descriptor, _LENGTH.size, position))
+        position += _LENGTH.size
+        name = _pread(descriptor, name_length, position).decode("ascii")
+        event = codec.decode_event(name, _pread(descriptor, body_length, position + name_length))
+        position += name_length + body_length
         if not isinstance(event, TokenEntry):
             raise TypeError(f"the spool holds a {event.event}")
         yield event
 
 
-def _pread(descriptor: int, ref: SpillRef) -> bytes:
+def _pread(descriptor: int, length: int, offset: int) -> bytes:
     pieces: list[bytes] = []
     done = 0
-    while done < ref.length:
-        piece = os.pread(descriptor, ref.length - done, ref.offset + done)
+    while done < length:
+        piece = os.pread(descriptor, length - done, offset + done)
         if not piece:
             raise OSError("the spool is shorter than what was written to it")
         pieces.append(piece)
         done += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _pwrite(descriptor: int, block: bytes, offset: int) -> None:
+    done = 0
+    while done < len(block):
+        done += os.pwrite(descriptor, memoryview(block)[done:], offset + done)

@@ -107,7 +107,7 @@ class Worker:
         await guard.check()
         member = await self.transport.join(self.settings.group)
         name = self.transport.names[Topic.TOKENS]
-        session = Session(member, name, self.settings, executor, memory, self.figures)
+        session = Session(member, name, self.settings, executor, memory, self.figures, guard.identity)
         self.session = session
         alarm = MaskAlarm.of(self.settings, self.figures.counts)
         try:

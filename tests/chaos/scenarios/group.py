@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+from freezepoint_schemas.topics import Topic
 from tests.chaos.registry import scenario
 from tests.chaos.stage import SESSION_S, TAKEOVER_SLACK_S, Stage
+from tests.polling import poll_until_async
 
 LATE_S = 10.0
+MANY = 64
+RESTART_S = 20.0
 
 
 @scenario(share=0.4)
@@ -46,10 +50,10 @@ async def _start_one_after_the_other(stage: Stage, total: int) -> None:
 
 
 async def _leave(stage: Stage, name: str) -> float:
-    """SIGTERM; the seconds from its exit until its partitions are worked on again."""
-    owned = _owned(stage, name)
+    """SIGTERM; the seconds from there until its partitions are worked on again."""
+    owned, told = _owned(stage, name), time.time()
     assert await stage.fleet.stop(name) == 0
-    return await _taken_over(stage, owned, time.time())
+    return await _taken_over(stage, owned, told)
 
 
 async def _vanish(stage: Stage, name: str) -> float:
@@ -81,8 +85,61 @@ async def rolling_restart(stage: Stage) -> None:
             await asyncio.sleep(stage.seconds / 6)
     await stage.settle()
     await stage.conclude()
-    latencies = stage.latencies_s()
-    stage.report.tell("latency, median", latencies[len(latencies) // 2], "s")
-    stage.report.at_most("latency, largest", latencies[-1], LATE_S, "s")
+    stage.report.at_most("latency, largest", _tell_latency(stage), LATE_S, "s")
     generations = len({line.fields["generation"] for line in stage.fleet.lines("assigned")})
     stage.report.tell("assignments of a worker, at most", generations)
+
+
+@scenario(partitions=2, share=0.2)
+async def stand_by(stage: Stage) -> None:
+    """Beside the table: a worker without partitions stands by and takes over."""
+    stage.fleet.start_many(3)
+    await stage.fleet.until_acquired(stage.partitions)
+    await poll_until_async(lambda: _assigned(stage), SESSION_S * 2, "every worker has an assignment")
+    spare = [running.name for running in stage.fleet if not _owned(stage, running.name)]
+    stage.report.equal("workers without a partition", len(spare), 1)
+    owners = [running.name for running in stage.fleet if running.name not in spare]
+    async with stage.load():
+        await asyncio.sleep(stage.seconds / 2)
+        takeover_s = await _vanish(stage, owners[0])
+        stage.report.at_most("takeover after kill -9", takeover_s, SESSION_S + TAKEOVER_SLACK_S, "s")
+        stage.report.equal("spare one's partitions now", len(_owned(stage, spare[0])), 1)
+        await asyncio.sleep(stage.seconds / 2)
+    await stage.settle()
+    await stage.conclude()
+
+
+async def _assigned(stage: Stage) -> bool:
+    """Whether all have joined, in one assignment that gives each partition to one."""
+    if not all(running.lines("assigned") for running in stage.fleet):
+        return False
+    owned = [number for running in stage.fleet for number in _owned(stage, running.name)]
+    return sorted(owned) == list(range(stage.partitions))
+
+
+@scenario(partitions=MANY, share=0.3)
+async def many_partitions(stage: Stage) -> None:
+    """Beside the table: 64 partitions on one worker."""
+    worker = stage.fleet.start("worker")
+    began = time.time()
+    owner_at = await stage.fleet.until_owner("worker", MANY)
+    stage.report.tell("start to all acquired", owner_at - began, "s")
+    async with stage.load(rate=300, concurrency=4 * MANY):
+        await asyncio.sleep(stage.seconds)
+    await stage.settle()
+    await stage.tails[Topic.TOKENS].pull()
+    stage.report.tell("latency, largest", _tell_latency(stage), "s")
+    stage.report.tell("peak RSS", worker.peak_rss_mb(), "MB")
+    began = stage.fleet.kill("worker")
+    stage.fleet.start("worker")
+    restart_s = await stage.fleet.until_owner("worker", MANY) - began
+    stage.report.at_most("kill -9 to all acquired", restart_s, SESSION_S + RESTART_S, "s")
+    await stage.settle()
+    await stage.conclude()
+
+
+def _tell_latency(stage: Stage) -> float:
+    """The median is told, the largest returned."""
+    latencies = stage.latencies_s()
+    stage.report.tell("latency, median", latencies[len(latencies) // 2] * 1000, "ms")
+    return latencies[-1]

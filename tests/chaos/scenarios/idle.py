@@ -9,7 +9,7 @@ import time
 from tests.chaos.checker import Claims
 from tests.chaos.load import Sent, tiny
 from tests.chaos.registry import scenario
-from tests.chaos.stage import Stage
+from tests.chaos.stage import SESSION_S, TAKEOVER_SLACK_S, Stage
 from tests.events import complete, entry
 from tests.polling import poll_until_async
 
@@ -19,6 +19,7 @@ IDLE_TIMEOUT_S = 12.0
 TEN_YEARS_MS = 10 * 365 * 24 * 60 * 60 * 1000
 REPLAY_BYTES_MAX = 256 * 1024
 REPLAY_RECORDS_MAX = 20_000
+RESTARTS = 3
 SLACK_S = 60.0
 
 
@@ -34,24 +35,36 @@ async def stuck_rollout(stage: Stage) -> None:
     stage.fleet.start("worker")
     await stage.fleet.until_acquired(stage.partitions)
     await stage.send(*(Sent.of(entry(STUCK, f"c{number}", [number], [1])) for number in range(3)))
-    began = time.monotonic()
-    await stage.publish(others, tiny(stage.profile()))
-    await stage.settle()
-    stage.report.tell("others per second", others / (time.monotonic() - began))
-    early = await _timed_out(stage)
-    stage.report.equal("others' results before the timeout", len(await stage.results()) - early, others)
-    stage.fleet.kill("worker")
-    stage.fleet.start("worker")
-    await stage.fleet.until_owner("worker", stage.partitions)
-    replayed = stage.replay_sizes()[-stage.partitions :]
-    stage.report.at_most(f"replay of {stage.publisher.records} records", max(replayed), REPLAY_RECORDS_MAX)
+    opened = time.monotonic()
+    working_s = 0.0
+    for number in range(RESTARTS):
+        began = time.monotonic()
+        await stage.publish(others // RESTARTS, tiny(stage.profile()))
+        await stage.settle()
+        working_s += time.monotonic() - began
+        if number == RESTARTS - 1:
+            early = await _timed_out(stage)
+            done = len(await stage.results()) - early
+            stage.report.equal("others' results before the timeout", done, stage.tally.closed)
+        await _restart(stage, time.monotonic() - opened)
+    stage.report.tell("others per second", stage.tally.closed / working_s)
     await poll_until_async(
         lambda: _timed_out(stage), STUCK_TIMEOUT_S + SLACK_S, "the stuck rollout times out"
     )
     await stage.send(Sent.of(complete(STUCK)), Sent.of(entry(STUCK, "late", [1], [2])))
-    await stage.settle(others + 1, letters=1)
+    await stage.settle(stage.tally.closed + 1, letters=1)
     await stage.conclude(Claims(may_time_out={STUCK}))
     stage.report.equal("dead letters (late for the stuck one)", len(await stage.letters()), 1)
+
+
+async def _restart(stage: Stage, age_s: float) -> None:
+    """kill -9 and a new worker: how long until it has all partitions, by the age of the oldest open rollout."""
+    killed = stage.fleet.kill("worker")
+    stage.fleet.start("worker")
+    restart_s = await stage.fleet.until_owner("worker", stage.partitions) - killed
+    age = f"oldest open for {age_s:.0f} s, {stage.publisher.records:,} records"
+    stage.report.at_most(f"{age}: replay", max(stage.replay_sizes()[-stage.partitions :]), REPLAY_RECORDS_MAX)
+    stage.report.at_most(f"{age}: restart", restart_s, SESSION_S + TAKEOVER_SLACK_S, "s")
 
 
 async def _timed_out(stage: Stage) -> int:

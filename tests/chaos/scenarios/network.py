@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 
 from tests.chaos.load import rollouts
 from tests.chaos.proxy import END_TXN, PRODUCE, Proxy, Request, Verdict, let_pass
 from tests.chaos.registry import scenario
-from tests.chaos.stage import Stage
+from tests.chaos.stage import SESSION_S, SETTLE_S, Stage
+from tests.polling import poll_until_async
 
 DOWN_S = 3.0
 LATE_S = 60.0
 LARGE_LIVES = 40
+FROZEN_S = 45.0
+LINES_MAX = 60
+"""Of a worker's log while the broker says nothing: one a second, about."""
 
 
 @scenario(share=0.5)
@@ -32,6 +37,43 @@ async def broker_restart(stage: Stage) -> None:
     stage.report.tell("workers that ended and were restarted", stage.fleet.restarts)
     await stage.conclude()
     stage.report.tell("latency, largest", stage.latencies_s()[-1], "s")
+
+
+@scenario(share=0.2)
+async def broker_frozen(stage: Stage) -> None:
+    """Beside the table: the broker is frozen (SIGSTOP) for longer than a session, and for longer than any deadline."""
+    stage.fleet.start_many(2)
+    await stage.fleet.until_acquired(stage.partitions)
+    async with stage.load(rate=50):
+        for pause_s in (2 * SESSION_S, FROZEN_S):
+            await asyncio.sleep(stage.seconds / 2)
+            lines = len(stage.fleet.lines())
+            stage.broker.send(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(pause_s)
+            finally:
+                stage.broker.send(signal.SIGCONT)
+            thawed = time.time()
+            told = len(stage.fleet.lines()) - lines
+            workers = len(stage.fleet.workers)
+            stage.report.at_most(f"frozen for {pause_s:g} s: log lines", told, workers * LINES_MAX)
+            await _each_publishes(stage, thawed)
+            stage.report.at_most(
+                f"frozen for {pause_s:g} s: all resumed after", time.time() - thawed, LATE_S, "s"
+            )
+    await stage.settle()
+    stage.report.tell("workers that ended and were restarted", stage.fleet.restarts)
+    await stage.conclude()
+
+
+async def _each_publishes(stage: Stage, since: float) -> None:
+    """Wait until every partition has a result of after that moment."""
+
+    async def published() -> bool:
+        late = {line.partition for line in await stage.results() if line.timestamp_ms > since * 1000}
+        return len(late) == stage.partitions
+
+    await poll_until_async(published, SETTLE_S, "every partition publishes again")
 
 
 @scenario(through_proxy=True, share=0.5)

@@ -68,7 +68,8 @@ class PartitionCore:
     unread_offsets: int = 0
     """How many offsets retention took before they were ever read."""
     gap_until_ms: int = 0
-    """See ``ProgressRecord``."""
+    topic_id: str | None = None
+    """For both, see ``ProgressRecord``."""
     fed_bytes: int = 0
     """Bytes folded in: what a replay from a life's first record on would have to read is counted in them."""
     memory_bytes: int = 0
@@ -270,6 +271,7 @@ class PartitionCore:
         for rollout_id, decided in self.book.open_before(log_start):
             life = self._life(rollout_id, log_start)
             life.fault(Reason.INPUT_EXPIRED)
+            self.account(life)
             self.book.opened(rollout_id, decided.first_offset)
             self.counters["input_expired"] += 1
 
@@ -409,6 +411,7 @@ class PartitionCore:
             clock_seconds=self.clock.now,
             clock_marks=self.clock.marks,
             gap_until_ms=self.gap_until_ms,
+            topic_id=self.topic_id,
         )
         value = codec.encode_ledger(progress)
         return OutputRecord(Topic.LEDGER, PROGRESS_KEY, value, partition=self.config.partition)

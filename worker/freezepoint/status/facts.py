@@ -12,13 +12,10 @@ from typing import Any, Final
 from freezepoint import __version__
 from freezepoint.core.rollout import RolloutLog
 from freezepoint.runner import PartitionRunner
+from freezepoint.settings import HttpSettings
 from freezepoint.worker import Worker
 from freezepoint_schemas.topics import Topic
 
-TURN_S_MAX: Final = 60.0
-"""A poll loop that has not turned for so long is stuck."""
-BROKER_WAIT_S_MAX: Final = 900.0
-"""Waiting for the broker is alive for so long; after that a new process may have more luck."""
 OPEN_MAX: Final = 50
 """How many open rollouts are listed: the oldest."""
 
@@ -27,12 +24,12 @@ _PAGE_BYTES: Final = 4096
 _BEGAN: Final = time.monotonic()
 
 
-def alive(worker: Worker) -> bool:
+def alive(worker: Worker, http: HttpSettings) -> bool:
     """Whether the process does its work or has reason to wait; a rebalance is alive."""
     now = asyncio.get_running_loop().time()
     if worker.waiting_since is not None:
-        return now - worker.waiting_since < BROKER_WAIT_S_MAX
-    return worker.heartbeat_at == 0.0 or now - worker.heartbeat_at < TURN_S_MAX
+        return now - worker.waiting_since < http.broker_wait_s_max
+    return worker.heartbeat_at == 0.0 or now - worker.heartbeat_at < http.turn_s_max
 
 
 def ready(worker: Worker) -> bool:
@@ -40,7 +37,7 @@ def ready(worker: Worker) -> bool:
     return worker.waiting_since is None and worker.session is not None and worker.session.settled
 
 
-async def status(worker: Worker) -> dict[str, Any]:
+async def status(worker: Worker, http: HttpSettings) -> dict[str, Any]:
     """How the worker stands, for people and scripts. What producers chose stands in it as plain JSON text."""
     runners = [] if worker.session is None else worker.session.runners
     figures = worker.figures
@@ -51,7 +48,7 @@ async def status(worker: Worker) -> dict[str, Any]:
         "group": worker.settings.group,
         "topic": worker.transport.names[Topic.TOKENS],
         "uptime_seconds": round(time.monotonic() - _BEGAN, 1),
-        "alive": alive(worker),
+        "alive": alive(worker, http),
         "ready": ready(worker),
         "lag": None if None in lags else sum(lags),
         "standing": dict(figures.standing()),

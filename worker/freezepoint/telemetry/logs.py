@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import structlog
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _QUIET_CLIENTS = ("aiokafka", "asyncio")
+REPEAT_S = 30.0
+"""A client's message comes at most this often: while a broker is silent, the Kafka client repeats some twenty times a second."""
+KNOWN_MESSAGES_MAX = 1_000
+
+
+class RepeatLimit(logging.Filter):
+    """Lets a client's message pass once in ``REPEAT_S``, with the number of those held back since. Messages that differ
+    in their arguments only are the same."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._passed: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it may be written."""
+        if record.name.partition(".")[0] not in _QUIET_CLIENTS:
+            return True
+        message, now = (record.name, str(record.msg)), self._clock()
+        passed_at, held_back = self._passed.get(message, (-REPEAT_S, 0))
+        if now - passed_at < REPEAT_S:
+            self._passed[message] = (passed_at, held_back + 1)
+            return False
+        if message not in self._passed and len(self._passed) >= KNOWN_MESSAGES_MAX:
+            self._passed.clear()
+        self._passed[message] = (now, 0)
+        if held_back:
+            record.msg, record.args = f"{record.getMessage()} (and {held_back} times more since)", None
+        return True
 
 
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
@@ -32,6 +63,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
             foreign_pre_chain=shared, processors=_rendering(terminal=out.isatty())
         )
     )
+    handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

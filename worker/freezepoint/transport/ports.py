@@ -327,6 +327,10 @@ class TopicAdmin(Protocol):
         """:raises MissingTopicError: the topic does not exist."""
         ...
 
+    async def identity(self, topic: Topic) -> str | None:
+        """What tells the topic from one of its name before or after it; None where the broker does not say."""
+        ...
+
     async def retention_ms(self, topic: Topic) -> int | None:
         """How long a record stays, at least; None without a limit in time.
 

@@ -22,9 +22,23 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
 
     :raises RecordTooLargeError: key and headers alone leave no room, or it is a record that is never split.
     """
-    if record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max or not record.value:
+    room = room_for_parts(record, record_bytes_max)
+    if room is None or record.value is None:
         yield record
         return
+    for header, part in split(record.value, room):
+        yield OutputRecord(
+            record.topic, record.key, part, (*record.headers, (PART, header.encode())), record.partition
+        )
+
+
+def room_for_parts(record: OutputRecord, record_bytes_max: int) -> int | None:
+    """How many bytes of the value each part may have; None: the record need not be split.
+
+    :raises RecordTooLargeError: as :func:`split_record`.
+    """
+    if record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max or not record.value:
+        return None
     if record.topic is Topic.LEDGER:
         raise RecordTooLargeError(
             f"a ledger record of {record.size} bytes is above the limit of {record_bytes_max}"
@@ -39,7 +53,4 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
         raise RecordTooLargeError(
             f"key and headers leave no room below the limit of {record_bytes_max} bytes"
         )
-    for header, part in split(record.value, room):
-        yield OutputRecord(
-            record.topic, record.key, part, (*record.headers, (PART, header.encode())), record.partition
-        )
+    return room

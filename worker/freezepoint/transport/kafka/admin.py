@@ -40,6 +40,9 @@ class KafkaTopicAdmin:
     async def partitions(self, topic: Topic) -> int:
         return await self._cluster.partitions(topic)
 
+    async def identity(self, topic: Topic) -> str | None:
+        return await self._cluster.topic_id(self._cluster.names[topic])
+
     async def retention_ms(self, topic: Topic) -> int | None:
         await self._cluster.partitions(topic)
         name = self._cluster.names[topic]

@@ -14,6 +14,7 @@ from aiokafka.structs import TopicPartition
 from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from freezepoint.transport.kafka.client import Clients
 from freezepoint.transport.kafka.faults import missing_topic, translate, translated
+from freezepoint.transport.kafka.identity import TopicIds, id_in
 from freezepoint.transport.kafka.versions import Versions, refusal
 from freezepoint.transport.ports import Extent
 from freezepoint_schemas.topics import Topic, TopicNames
@@ -127,6 +128,16 @@ class Cluster:
             elif error is not kafka.UnknownTopicOrPartitionError:
                 raise error(topic["topic"])
         return counts
+
+    async def topic_id(self, name: str) -> str | None:
+        """None if there is no such topic, or the broker is too old to tell."""
+        admin = await self.admin()
+        with translated(f"describing {name}"):
+            async with asyncio.timeout(self.clients.timeout_s):
+                try:
+                    return id_in(await admin._send_request(TopicIds(name)))  # noqa: SLF001 - see identity
+                except kafka.IncompatibleBrokerVersion:
+                    return None
 
     async def starts(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset there is, by partition."""

@@ -13,7 +13,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.errors import BrokerUnavailableError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
-from freezepoint.transport.kafka.sending import send_all, split_all
+from freezepoint.transport.kafka.sending import in_parts, send_all
 from freezepoint.transport.ports import Position
 
 LINGER_MS = 0
@@ -48,7 +48,7 @@ class KafkaProducer:
             async with asyncio.timeout(timeout_s):
                 while True:
                     await self._cluster.prepare(topics)
-                    split = [split_all([record], self._cluster) for record in records]
+                    split = [list(in_parts([record], self._cluster)) for record in records]
                     producer = await self._ready()
                     try:
                         positions = await send_all(producer, chain(*split), self._cluster)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiokafka.protocol.transaction import EndTxnRequest
@@ -12,7 +12,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.errors import PublishError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate_publish
-from freezepoint.transport.kafka.sending import send_all, split_all
+from freezepoint.transport.kafka.sending import in_parts, send_all
 
 
 class Publisher:
@@ -76,7 +76,7 @@ class Publisher:
         async with self._turn:
             if self._producer is None:
                 raise PublishError(f"{self._transactional_id} publishes no more: acquire the partition anew")
-            parts = split_all(records, self._cluster)
+            parts = in_parts(records, self._cluster)
             try:
                 async with asyncio.timeout(self._deadline_s):
                     await self._transact(self._producer, parts)
@@ -95,7 +95,7 @@ class Publisher:
         settings = self._cluster.clients.settings
         return min(settings.transaction_timeout_ms, 2 * settings.request_timeout_ms) / 1000
 
-    async def _transact(self, producer: Any, parts: Sequence[OutputRecord]) -> None:
+    async def _transact(self, producer: Any, parts: Iterable[OutputRecord]) -> None:
         await producer.begin_transaction()
         await send_all(producer, parts, self._cluster)
         await producer.commit_transaction()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from freezepoint.core.records import OutputRecord
@@ -12,7 +12,7 @@ from freezepoint.errors import ConfigurationError
 from freezepoint.transport.kafka.client import retrieve
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.ports import Position
-from freezepoint.transport.splitting import split_record
+from freezepoint.transport.splitting import room_for_parts, split_record
 from freezepoint_schemas.topics import partition_for
 
 WINDOW_BYTES = 16 * 1024 * 1024
@@ -20,14 +20,18 @@ WINDOW_BYTES = 16 * 1024 * 1024
 above ``socket.request.max.bytes`` (100 MiB), and the client would repeat it for ever."""
 
 
-def split_all(records: Iterable[OutputRecord], cluster: Cluster) -> list[OutputRecord]:
-    """The records, those above their topic's limit in parts.
+def in_parts(records: Sequence[OutputRecord], cluster: Cluster) -> Iterator[OutputRecord]:
+    """The records, those above their topic's limit in parts. All are looked at now, and each is cut only when its turn
+    comes: the parts of a large transaction would double it.
 
     :raises RecordTooLargeError: key and headers alone leave no room.
     """
-    return [
-        part for record in records for part in split_record(record, cluster.record_bytes_max(record.topic))
-    ]
+    limits = [cluster.record_bytes_max(record.topic) for record in records]
+    for record, limit in zip(records, limits, strict=True):
+        room_for_parts(record, limit)
+    return (
+        part for record, limit in zip(records, limits, strict=True) for part in split_record(record, limit)
+    )
 
 
 async def send_all(producer: Any, records: Iterable[OutputRecord], cluster: Cluster) -> list[Position]:

@@ -38,6 +38,10 @@ class SqliteAdmin:
 
         return await self._reads.run(count)
 
+    async def identity(self, topic: Topic) -> str | None:  # noqa: ARG002 - the port's
+        """A topic in a file is never deleted."""
+        return None
+
     async def retention_ms(self, topic: Topic) -> int | None:
         def find(connection: sqlite3.Connection) -> int | None:
             if not log.has_topics(connection):

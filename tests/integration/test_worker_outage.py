@@ -1,0 +1,89 @@
+"""A worker without a broker: it waits, says for what, and counts as alive for as long as that makes sense."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from freezepoint.transport.kafka import KafkaTransport
+from freezepoint_schemas.topics import Topic
+from kafka_local import LocalKafka
+from tests.events import complete, entry
+from tests.integration.kafka_kit import SETTINGS, read_count, transport
+from tests.integration.test_health import get, port_of
+from tests.integration.workers import WorkerProcess, publish, worker
+from tests.polling import poll_until
+
+BROKER_WAIT_S = 12.0
+"""Stands for the quarter of an hour that it is by default."""
+
+
+def all_lines(running: WorkerProcess) -> list[dict[str, object]]:
+    return [json.loads(line) for line in running.log.read_text().splitlines() if line.startswith("{")]
+
+
+def lines(running: WorkerProcess, event: str) -> list[dict[str, object]]:
+    return [line for line in all_lines(running) if line["event"] == event]
+
+
+def live(port: int) -> bool:
+    return get(port, "/livez")[0] == 200
+
+
+async def finish_one(made: KafkaTransport, rollout_id: str, results: int) -> None:
+    """Publish one more rollout, and wait for its result."""
+    await publish(made, [entry(rollout_id, "c", [1], [2]), complete(rollout_id)])
+    assert len(await read_count(made, Topic.TRAJECTORIES, results)) == results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_lost_broker_is_waited_for_and_liveness_ends_in_time(
+    local_kafka: LocalKafka, unique_prefix: str, tmp_path: Path
+) -> None:
+    environment = {
+        "FREEZEPOINT_BROKER": f"kafka://{local_kafka.bootstrap}",
+        "FREEZEPOINT_TOPIC_PREFIX": f"{unique_prefix}-",
+        "FREEZEPOINT_KAFKA__SESSION_TIMEOUT_MS": str(SETTINGS.session_timeout_ms),
+        "FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS": "2000",
+        "FREEZEPOINT_HTTP__PORT": "0",
+        "FREEZEPOINT_HTTP__BROKER_WAIT_S_MAX": str(BROKER_WAIT_S),
+    }
+    async with transport(local_kafka.bootstrap, unique_prefix):
+        pass
+    local_kafka.kill()
+    with worker(environment, tmp_path / "worker.log") as running:
+        port = port_of(running)
+        poll_until(lambda: lines(running, "waiting_for_broker"), 30, "it says that it waits")
+        assert live(port)
+        assert get(port, "/readyz")[0] == 503
+        first = lines(running, "waiting_for_broker")[0]
+        assert local_kafka.bootstrap in str(first["error"])
+
+        local_kafka.restart()
+        poll_until(lambda: get(port, "/readyz")[0] == 200, 60, "it begins by itself")
+        async with transport(local_kafka.bootstrap, unique_prefix) as made:
+            await finish_one(made, "before", 1)
+
+        before = len(lines(running, "waiting_for_broker"))
+        local_kafka.kill()
+        poll_until(lambda: len(lines(running, "waiting_for_broker")) > before, 60, "it waits again")
+        began = time.monotonic()
+        assert live(port)
+        poll_until(lambda: not live(port), 2 * BROKER_WAIT_S, "it counts as dead")
+        assert time.monotonic() - began > BROKER_WAIT_S / 2
+        pauses = [float(str(line["retry_in_s"])) for line in lines(running, "waiting_for_broker")[before:]]
+        assert pauses == sorted(pauses), "the pauses grow"
+        assert running.process.poll() is None, "it goes on trying, should nobody restart it"
+
+        local_kafka.restart()
+        poll_until(lambda: live(port) and get(port, "/readyz")[0] == 200, 90, "it lives and works again")
+        async with transport(local_kafka.bootstrap, unique_prefix) as made:
+            await finish_one(made, "after", 2)
+        per_event = Counter(str(line["event"]) for line in all_lines(running))
+        assert max(per_event.values()) < 30, per_event.most_common(3)
+        assert running.terminate() == 0

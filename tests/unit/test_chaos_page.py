@@ -1,0 +1,28 @@
+"""The page of figures: a run replaces the one before it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos.figures import RESULTS, Report
+from tests.chaos.page import BEGIN, END, write
+
+
+def test_a_run_takes_the_place_of_the_last_one(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Before\n{BEGIN}\nold figures\n{END}\nAfter\n")
+    kills = Report("kills", "kill -9 | at random")
+    kills.equal("kills", 1_050, 1_050)
+    kills.equal(RESULTS, 2_000, 2_000)
+    kills.equal("lost", 0, 0)
+    memory = Report("memory", "Beside the table: more than fits")
+    memory.at_most("peak RSS", 300.04, 264.0, "MB")
+    for run in ("first", "second"):
+        write(page, [kills, memory], f"{run} run")
+    assert page.read_text() == (
+        f"# Before\n{BEGIN}\n\nsecond run\n\n| scenario | what happens | figures |\n|---|---|---|\n"
+        "| `kills` | kill -9 \\| at random | kills: **1,050** (= 1,050); "
+        "results (= frozen lives): **2,000** (= 2,000) |\n"
+        f"| `memory` **failed** | more than fits | peak RSS: **300.0 MB** (≤ 264.0 MB) |\n\n{END}\nAfter\n"
+    )
+    assert kills.results == 2_000
