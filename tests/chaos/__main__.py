@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos import page
@@ -18,7 +19,7 @@ from tests.chaos.registry import DEFAULT_SECONDS, Scenario, all_scenarios, play
 
 def main() -> int:
     """0 if every figure of every scenario was as expected."""
-    options = _options()
+    options = options_of(sys.argv[1:])
     known = all_scenarios()
     if options.list:
         for scenario in known.values():
@@ -41,7 +42,7 @@ def main() -> int:
     return 0 if all(report.ok for report in reports) else 1
 
 
-def _options() -> argparse.Namespace:
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the scenarios and the rows they play")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this one (repeatable)")
@@ -51,7 +52,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--logs", type=Path, help="where the workers' logs go (default: a new folder)")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 async def _play_all(chosen: list[Scenario], folder: Path, options: argparse.Namespace) -> list[Report]:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 RUN_BY = {
     "README.md": "test_readme.py",
     "docs/diagnosis.md": "test_diagnosis_docs.py",
+    "docs/faults.md": "test_chaos.py",
     "docs/local.md": "test_local_docs.py",
     "docs/operations.md": "test_operations_docs.py",
     "docs/reader.md": "test_reader_docs.py",
