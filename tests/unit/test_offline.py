@@ -70,6 +70,28 @@ def test_rollouts_may_be_spread_over_files(tmp_path: Path) -> None:
     assert built.results[0].metrics["generated_tokens_delivered"] == 2
 
 
+def test_a_damaged_line_masks_the_rollout_it_names_and_else_all_that_nobody_completed(tmp_path: Path) -> None:
+    torn = codec.encode_event(call("b", 2))[:60]
+    built = Built([write(tmp_path / "x", call("a"), call("b"), torn, call("c"))])
+    assert {name: built.reasons(name) for name in built.ids} == {
+        "a": [],
+        "b": [Reason.UNDECODABLE_RECORD],
+        "c": [],
+    }
+    built = Built([write(tmp_path / "y", call("a"), complete("a"), b'{"rollout_', call("b"))])
+    assert {name: built.reasons(name) for name in built.ids} == {"a": [], "b": [Reason.CAPTURE_INCOMPLETE]}
+
+
+def test_a_line_in_a_rollouts_file_belongs_to_it_whatever_it_says(tmp_path: Path) -> None:
+    """Another rollout's entry in it is a sign that something went wrong, and never one of that rollout's calls."""
+    write(tmp_path / "a.tokens.jsonl", call("a"), entry("b", "c1", [1], [2]))
+    write(tmp_path / "b.tokens.jsonl", entry("b", "c9", [1, 2, 5], [6]))
+    built = Built([str(tmp_path / name) for name in ("a.tokens.jsonl", "b.tokens.jsonl")])
+    assert {name: built.reasons(name) for name in built.ids} == {"a": [Reason.FOREIGN_RECORD], "b": []}
+    (result,) = [result for result in built.results if result.rollout_id == "b"]
+    assert [span.call_id for trace in result.traces for span in trace.spans] == ["c9"]
+
+
 def test_the_workers_rules_hold(tmp_path: Path) -> None:
     name = write(
         tmp_path / "x",
@@ -124,8 +146,10 @@ def test_what_comes_after_the_end_is_late_and_a_clear_begins_anew(tmp_path: Path
     assert late.startswith(f"{name}:3: rollout a: late_after_freeze: ")
 
 
-def test_lines_that_name_no_rollout_are_reported_and_harm_no_other(tmp_path: Path) -> None:
-    name = write(tmp_path / "x", call("a"), b"{", b"[]", b'{"prompt_token_ids":[1]}', call("a", 2))
+def test_lines_that_name_no_rollout_are_reported_and_harm_none_that_was_completed(tmp_path: Path) -> None:
+    name = write(
+        tmp_path / "x", call("a"), b"{", b"[]", b'{"prompt_token_ids":[1]}', call("a", 2), complete("a")
+    )
     built = Built([name])
     assert built.ids == ["a"]
     assert built.reasons("a") == []

@@ -202,6 +202,36 @@ async def test_bad_lines_can_be_skipped_and_are_reported(tmp_path: Path) -> None
     assert published.skipped == len(heard) == len(BAD_LINES)
 
 
+async def test_what_a_skipped_line_may_belong_to_is_never_completed_as_whole(tmp_path: Path) -> None:
+    """The damaged line may be a rollout's last call; where it still names one, that one is masked."""
+    damaged = line("b", "c2")[:40]
+    named = write(tmp_path / "named.jsonl", line("a"), line("b"), damaged, line("c"))
+    nameless = write(tmp_path / "nameless.jsonl", line("d"), b'{"rollout_i', line("e"), line("f"))
+    ended = orjson.dumps({"event": "rollout_complete", "rollout_id": "g", "n_calls": 0})
+    other = write(tmp_path / "other.jsonl", line("f", "c2"), line("h"), ended)
+    recorder = Recorder()
+    with sources([named, nameless, other]) as files:
+        async with BatchPublisher(recorder) as publisher:
+            published = await publish_files(publisher, files, complete=True, on_bad=lambda _: None)
+    sent = [(record.key, orjson.loads(record.value or b"")) for record in recorder.records]
+    assert [key for key, body in sent if body.get("event") == "rollout_complete"] == [
+        b"a",
+        b"b",
+        b"c",
+        b"h",
+        b"g",
+    ]
+    assert [(key, body["reason"]) for key, body in sent if body.get("event") == "capture_incomplete"] == [
+        (b"b", f"{named}:3 is damaged")
+    ]
+    assert [body.get("event") for key, body in sent if key == b"b"] == [
+        None,
+        "capture_incomplete",
+        "rollout_complete",
+    ]
+    assert (published.skipped, published.withheld) == (2, 3)
+
+
 def test_a_missing_file_is_noticed_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), sources([write(tmp_path / "1", line("a")), str(tmp_path / "2")]):
         pass

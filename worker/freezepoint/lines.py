@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from freezepoint_schemas.topics import is_rollout_id
 STDIN = "-"
 POSITION_LINES = 50
 """How often a reader's position is told."""
+_NAMED = re.compile(rb'"rollout_id"\s*:\s*"([A-Za-z0-9._-]{1,255})"')
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -50,6 +52,11 @@ class Line:
         if not isinstance(body, dict):
             raise LineError(f"{self.where}: a JSON {type(body).__name__}, not an object")
         return body
+
+    def damaged_rollout(self) -> str | None:
+        """The rollout that a damaged line seems to belong to, by what can still be read of it."""
+        found = _NAMED.search(self.raw)
+        return found[1].decode("ascii") if found and is_rollout_id(found[1].decode("ascii")) else None
 
     def rollout_id(self, body: dict[str, Any], default: str | None = None) -> str:
         """The rollout that the line belongs to; ``default`` where it names none.

@@ -21,7 +21,7 @@ from freezepoint.core.rollout import LogLimits
 from freezepoint.lines import Line, LineError, Source
 from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
-from freezepoint_schemas.events import RolloutComplete
+from freezepoint_schemas.events import CaptureIncomplete, RolloutComplete
 from freezepoint_schemas.headers import ERROR_MESSAGE, header
 from freezepoint_schemas.results import Result
 
@@ -50,7 +50,7 @@ class OfflineBuilder:
     on_lost: Callable[[str], None] | None = None
     on_built: Callable[[FrozenLog, Result], None] | None = None
     unusable: int = 0
-    """Lines that name no rollout."""
+    """Lines that name no rollout. Whose they were nobody knows, so what no event has completed is not taken for whole."""
     _core: PartitionCore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +90,9 @@ class OfflineBuilder:
             yield from self._lines(lines, rollout_id, on_bad)
         appeared = sorted(self._core.open.values(), key=lambda life: life.first_offset)
         for rollout_id in dict.fromkeys([*(life.rollout_id for life in appeared), *named]):
+            if self.unusable:
+                mark = CaptureIncomplete(rollout_id=rollout_id, reason="a line of the input is lost")
+                yield from self._feed(rollout_id, codec.encode_event(mark), "end of input")
             end = codec.encode_event(RolloutComplete(rollout_id=rollout_id))
             yield from self._feed(rollout_id, end, "end of input")
 
@@ -142,11 +145,18 @@ def _of_file(number: int, on_position: Callable[[int, int], None]) -> Callable[[
 
 
 def _rollout_of(line: Line, default: str | None) -> str:
-    """The rollout a line belongs to; where the file's name says it, the line need not even be JSON."""
+    """The rollout a line belongs to. Where the file's name says it, that counts, whatever the line is or says; a damaged
+    line belongs to the rollout that can still be read in it.
+
+    :raises LineError: it names none.
+    """
+    if default is not None:
+        return default
     try:
         body = line.body()
     except LineError:
-        if default is None:
+        found = line.damaged_rollout()
+        if found is None:
             raise
-        return default
-    return line.rollout_id(body, default)
+        return found
+    return line.rollout_id(body)

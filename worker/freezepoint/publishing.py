@@ -16,7 +16,13 @@ from freezepoint.simulate import Simulated, Truth
 from freezepoint.transport.ports import Producer
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import InputEvent, RolloutClear, RolloutComplete, TokenEntry
+from freezepoint_schemas.events import (
+    CaptureIncomplete,
+    InputEvent,
+    RolloutClear,
+    RolloutComplete,
+    TokenEntry,
+)
 from freezepoint_schemas.topics import Topic, is_rollout_id
 
 BATCH_RECORDS = 500
@@ -103,12 +109,13 @@ def record_of(event: InputEvent, *, packed: bool = False) -> OutputRecord:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became durable, and how many lines were skipped."""
+    """What became durable, how many lines were skipped, and how many rollouts therefore got no complete event."""
 
     records: int
     rollouts: int
     bytes: int
     skipped: int
+    withheld: int = 0
 
 
 async def publish_files(
@@ -121,14 +128,16 @@ async def publish_files(
 ) -> Published:
     """Publish every line as it stands, keyed by the rollout it names, in the order given.
 
-    :param complete: add the complete event after each rollout's last line, unless that line ends or clears it.
+    :param complete: add the complete event after each rollout's last line, unless that line ends or clears it. The rollouts of
+        a file with a skipped line that may have been anybody's get none: it may have been a call of theirs.
     :param on_bad: hears of lines that name no rollout, which are then skipped; without it the first one is raised,
-        once all lines before it are durable.
+        once all lines before it are durable. A damaged line in which a rollout can still be read masks that one
+        (``capture_incomplete``).
     :param on_position: hears the number of the file and how many of its bytes have been read.
     :raises LineError: a line names no valid rollout.
     :raises BrokerError: a batch failed.
     """
-    ends = _last_lines(files) if complete else {}
+    ends, withheld = _ends(files) if complete else ({}, set())
     rollouts: set[str] = set()
     skipped = 0
     for number, file in enumerate(files):
@@ -144,36 +153,55 @@ async def publish_files(
                     ) from None
                 on_bad(error)
                 skipped += 1
-                continue
+                damaged = line.damaged_rollout()
+                if damaged is None:
+                    continue
+                rollout_id = damaged
+                lost = f"{line.where} is damaged"
+                await publisher.put(record_of(CaptureIncomplete(rollout_id=rollout_id, reason=lost)))
+            else:
+                whole = codec.event_name(body) == "rollout_clear"
+                key = rollout_id.encode("ascii")
+                await publisher.put(OutputRecord(Topic.TOKENS, key, line.raw, whole=whole))
             rollouts.add(rollout_id)
-            whole = codec.event_name(body) == "rollout_clear"
-            await publisher.put(OutputRecord(Topic.TOKENS, rollout_id.encode("ascii"), line.raw, whole=whole))
             if ends.get(rollout_id) == (number, line.number):
                 await publisher.put(record_of(RolloutComplete(rollout_id=rollout_id)))
     await publisher.flush()
-    return Published(publisher.records, len(rollouts), publisher.bytes, skipped)
+    return Published(publisher.records, len(rollouts), publisher.bytes, skipped, len(withheld))
 
 
 def _of_file(number: int, on_position: Callable[[int, int], None] | None) -> Callable[[int], None] | None:
     return None if on_position is None else lambda position: on_position(number, position)
 
 
-def _last_lines(files: Sequence[Source]) -> dict[str, tuple[int, int]]:
-    """Rollout id -> number of the file and of the line after which its complete event is due.
+def _ends(files: Sequence[Source]) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Rollout id -> number of the file and of the line after which its complete event is due, and who gets none.
 
     Its last record of any kind, not its last entry: what came after a freeze would be too late. A rollout that its
     own last line ends or clears needs none.
     """
     last: dict[str, tuple[int, int] | None] = {}
+    withheld: set[str] = set()
     for number, file in enumerate(files):
+        seen: set[str] = set()
+        is_doubtful = False
         for line in file.lines():
+            body: dict[str, Any] = {}
             try:
                 body = line.body()
                 rollout_id = line.rollout_id(body)
-            except LineError:
-                continue  # publishing comes upon it again and says so
+            except LineError:  # publishing comes upon it again and says so
+                damaged = line.damaged_rollout()
+                if damaged is None:
+                    is_doubtful = True
+                    continue
+                rollout_id = damaged
+            seen.add(rollout_id)
             last[rollout_id] = None if codec.event_name(body) in _CLOSING else (number, line.number)
-    return {rollout_id: place for rollout_id, place in last.items() if place is not None}
+        if is_doubtful:
+            withheld |= seen
+    due = {rollout_id: place for rollout_id, place in last.items() if place is not None}
+    return {name: place for name, place in due.items() if name not in withheld}, withheld & due.keys()
 
 
 # ----------------------------------------------------------------------------------------------------- single events

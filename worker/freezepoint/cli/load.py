@@ -191,7 +191,11 @@ def publish(
         bool, typer.Option("--complete", help="Add the complete event after each rollout's last line.")
     ] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Report and skip lines that name no rollout.")
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Report and skip bad lines; the rollout that one can be told to belong to is masked, and where none can, those of its file get no complete event.",
+        ),
     ] = False,
     broker: Broker = None,
     topic_prefix: TopicPrefix = None,
@@ -232,3 +236,8 @@ def _summary(published: Published, seconds: float) -> None:
         f"published {published.records} records of {published.rollouts} rollouts, "
         f"{published.bytes} bytes in {seconds:.1f} s{skipped}"
     )
+    if published.withheld:
+        note(
+            f"{published.withheld} rollouts got no complete event: a skipped line may have been a call of theirs. "
+            "Once you have looked: freezepoint complete ID…"
+        )
