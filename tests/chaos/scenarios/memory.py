@@ -92,9 +92,12 @@ async def _alone(stage: Stage) -> WorkerProcess:
     return worker
 
 
-@scenario(environment={"FREEZEPOINT_WORKER__MEMORY_BYTES_MAX": str(MANY_BUDGET_MB * MB)})
+@scenario(share=0.5, environment={"FREEZEPOINT_WORKER__MEMORY_BYTES_MAX": str(MANY_BUDGET_MB * MB)})
 async def many_open(stage: Stage) -> None:
-    """Beside the table: 5,000 open rollouts of 1 MB each, a budget of 256 MiB."""
+    """Beside the table: 5,000 open rollouts of 1 MB each, a budget of 256 MiB (half as many by default).
+
+    All of them: ``--only many-open --duration 120``.
+    """
     count = math.ceil(MANY * min(1.0, stage.seconds / 60))
     tokens = MB // MANY_CALLS // BYTES_PER_TOKEN
     worker = await _alone(stage)
