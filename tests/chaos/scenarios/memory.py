@@ -45,6 +45,11 @@ SMALL = {
     "FREEZEPOINT_WORKER__PENDING_BYTES_MAX": str(16 * MB),
     "FREEZEPOINT_WORKER__TRANSACTION_BYTES_MAX": str(8 * MB),
 }
+PATIENT = {
+    "FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS": "30000",
+    "FREEZEPOINT_KAFKA__TRANSACTION_TIMEOUT_MS": "60000",
+}
+"""The defaults: half a gigabyte takes its time."""
 
 
 def call(seed: int, number: int, index: int, tokens: int) -> TokenEntry:
@@ -136,7 +141,7 @@ def _report(stage: Stage, found: Counter[str], lives: int) -> None:
         stage.report.equal(name, found[name], 0)
 
 
-@scenario(environment=SMALL)
+@scenario(environment=SMALL | PATIENT)
 async def giant_rollout(stage: Stage) -> None:
     """Beside the table: one rollout of 500 MB, 64 MiB for open rollouts."""
     megabytes = math.ceil(GIANT_MB * min(1.0, stage.seconds / 60))
