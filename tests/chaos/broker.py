@@ -42,6 +42,7 @@ class ChaosBroker:
                 "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
                 "controller.quorum.voters": f"1@{controller}",
                 "group.min.session.timeout.ms": "1000",
+                "log.segment.delete.delay.ms": "1000",
                 "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
             },
         )

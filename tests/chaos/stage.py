@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import orjson
+from aiokafka.errors import KafkaError
 
 from freezepoint.simulate import Profile
 from freezepoint.simulate.profile import ROLLOUTS_MAX
@@ -285,3 +286,6 @@ async def stage(
             tail = Tail(broker.direct, names[topic], partitions)
             made.tails[topic] = await stack.enter_async_context(tail)
         yield made
+    for spec in topic_specs(names, partitions):  # what is kept, a broker that was killed has to look through
+        with suppress(KafkaError):
+            await broker.delete_topic(spec.name)

@@ -63,6 +63,7 @@ def build(
     if evidence is not None and result.mask_sample:
         evidence.offer(log)
     key = log.rollout_id.encode("ascii")
+    del log  # a large one goes before its result is encoded, which takes as much again
     return Built(Verdict.of(result), OutputRecord(Topic.TRAJECTORIES, key, codec.encode_result(result)))
 
 

@@ -45,6 +45,11 @@ SMALL = {
     "FREEZEPOINT_WORKER__PENDING_BYTES_MAX": str(16 * MB),
     "FREEZEPOINT_WORKER__TRANSACTION_BYTES_MAX": str(8 * MB),
 }
+PATIENT = {
+    "FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS": "30000",
+    "FREEZEPOINT_KAFKA__TRANSACTION_TIMEOUT_MS": "60000",
+}
+"""The defaults: half a gigabyte takes its time."""
 
 
 def call(seed: int, number: int, index: int, tokens: int) -> TokenEntry:
@@ -92,9 +97,12 @@ async def _alone(stage: Stage) -> WorkerProcess:
     return worker
 
 
-@scenario(environment={"FREEZEPOINT_WORKER__MEMORY_BYTES_MAX": str(MANY_BUDGET_MB * MB)})
+@scenario(share=0.5, environment={"FREEZEPOINT_WORKER__MEMORY_BYTES_MAX": str(MANY_BUDGET_MB * MB)})
 async def many_open(stage: Stage) -> None:
-    """Beside the table: 5,000 open rollouts of 1 MB each, a budget of 256 MiB."""
+    """Beside the table: 5,000 open rollouts of 1 MB each, a budget of 256 MiB (half as many by default).
+
+    All of them: ``--only many-open --duration 120``.
+    """
     count = math.ceil(MANY * min(1.0, stage.seconds / 60))
     tokens = MB // MANY_CALLS // BYTES_PER_TOKEN
     worker = await _alone(stage)
@@ -133,7 +141,7 @@ def _report(stage: Stage, found: Counter[str], lives: int) -> None:
         stage.report.equal(name, found[name], 0)
 
 
-@scenario(environment=SMALL)
+@scenario(environment=SMALL | PATIENT)
 async def giant_rollout(stage: Stage) -> None:
     """Beside the table: one rollout of 500 MB, 64 MiB for open rollouts."""
     megabytes = math.ceil(GIANT_MB * min(1.0, stage.seconds / 60))

@@ -26,12 +26,17 @@ async def broker_restart(stage: Stage) -> None:
     stage.fleet.start_many(3)
     await stage.fleet.until_acquired(stage.partitions)
     async with stage.load():
-        for orderly in (False, True):
+        for how in ("kill -9", "SIGTERM"):
             await asyncio.sleep(stage.seconds / 3)
-            if not orderly:
+            gone = time.time()
+            if how == "kill -9":
                 await stage.broker.crash()
                 await asyncio.sleep(DOWN_S)
             await stage.broker.restart()
+            back = time.time()
+            stage.report.tell(f"broker away by {how} for", back - gone, "s")
+            await _each_publishes(stage, back)
+            stage.report.at_most("every partition publishes again after", time.time() - back, LATE_S, "s")
         await asyncio.sleep(stage.seconds / 3)
     stage.report.tell("settled after", await stage.settle(), "s")
     stage.report.tell("workers that ended and were restarted", stage.fleet.restarts)
