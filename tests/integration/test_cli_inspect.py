@@ -15,6 +15,8 @@ from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent, TokenEntry
 from tests.events import complete, entry
 from tests.integration.shell import Shell
+from tests.integration.workers import worker
+from tests.polling import poll_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FORK = [
@@ -45,8 +47,45 @@ def test_a_rollout_is_explained_from_the_broker(worked: Shell) -> None:
     assert "multiple_chains" in text
     assert "reading it as all_traces" in text
     assert re.search(r"the topic keeps it until 20\d\d-", text)
-    assert "still open" in worked.ok("inspect", "open").out.decode()
-    assert "trainable" in worked.ok("inspect", "fork", "--delivery", "all_traces").out.decode()
+    assert "published  masked: multiple_chains, frozen at offset" in text
+    assert "NOT THE PUBLISHED" not in text
+    still_open = worked.ok("inspect", "open").out.decode()
+    assert "still open" in still_open
+    assert "published  not yet; workers have come to offset" in still_open
+
+
+def test_what_was_published_otherwise_is_said_in_every_form(worked: Shell) -> None:
+    """The worker ran with another delivery than the one that is asked about."""
+    asked = ("inspect", "fork", "--delivery", "all_traces", "--html", "page.html")
+    verdict = "published MASKED, built here trainable"
+    remark = "NOT THE PUBLISHED RESULT: published masked: multiple_chains; built here (prefix_merging, all_traces) trainable"
+    text = worked.ok(*asked).out.decode()
+    [facts] = worked.ok(*asked, "--json").lines
+    page = (worked.folder / "page.html").read_text()
+    for found in (text, page):
+        assert verdict in found
+        assert remark in found
+    assert (facts["verdict"], facts["remarks"][0]) == (verdict, remark)
+    assert facts["published"]["is_delivery"] == "single_response"
+
+
+def test_a_rollout_that_timed_out_is_explained_as_it_was_published(shell: Shell) -> None:
+    shell.ok("publish", written(shell, *CHAIN))
+    settings = {"FREEZEPOINT_WORKER__ROLLOUT_TIMEOUT_S": "0.3"}
+    environment = shell.environment(
+        {**settings, "FREEZEPOINT_BROKER": f"sqlite:///{shell.folder}/freezepoint.db"}
+    )
+    with worker(environment, shell.folder / "worker.log"):
+        poll_until(lambda: bool(shell.ok("results").lines), 60.0, "the rollout times out")
+    shell.ok("complete", "chain")
+    text = shell.ok("inspect", "chain", "--html", "page.html").out.decode()
+    [facts] = shell.ok("inspect", "chain", "--json").lines
+    assert "rollout chain: MASKED" in text
+    assert "published  masked: rollout_timeout, frozen at offset 1" in text
+    assert "end        timed out" in text
+    assert "offset 2: an end that came too late: the rollout was frozen at offset 1" in text
+    assert (facts["mask_sample"], facts["published"]["same_log"], facts["remarks"]) == (True, True, [])
+    assert "masked: rollout_timeout, frozen at offset 1" in (shell.folder / "page.html").read_text()
 
 
 def test_all_facts_as_json(worked: Shell) -> None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from freezepoint.core.frozen import FrozenLog
-from freezepoint.inspection import Found, as_page, as_text, explain, find_in_files
+from freezepoint.inspection import Found, Life, LifeState, as_page, as_text, explain, find_in_files
 from freezepoint.inspection.advice import ASIDE, MEANINGS
 from freezepoint.inspection.explain import Explanation
 from freezepoint.lines import sources
@@ -24,8 +24,8 @@ FORK = "m:[1,2]->[3] x:[1,2,3,4]->[5] y:[1,2,3,9]->[6]"
 RETRY = "root:[1,2]->[3] a:[1,2,3,4]->[5] b:[1,2,3,4]->[9]"
 
 
-def explained(log: FrozenLog, **found: Any) -> Explanation:
-    return explain(Found(log, **found), WorkerSettings())
+def explained(log: FrozenLog, state: LifeState = LifeState.FROZEN, **found: Any) -> Explanation:
+    return explain(Found(Life(log, state, notes=["offset 3: bad"]), **found), WorkerSettings())
 
 
 def test_every_reason_has_a_meaning() -> None:
@@ -82,11 +82,7 @@ def test_a_proved_chain_names_the_setting_that_keeps_it() -> None:
 
 def test_the_text_says_what_matters() -> None:
     drifted = "a:[1]->[10,11,12] b:[1,10,11,99,5]->[6]"
-    text = as_text(
-        explained(
-            frozen(calls(drifted)), closed=False, kept_until_ms=1_750_000_000_000, letters=["offset 3: bad"]
-        ).facts
-    )
+    text = as_text(explained(frozen(calls(drifted)), LifeState.OPEN, kept_until_ms=1_750_000_000_000).facts)
     for part in (
         "rollout r: MASKED (prefix_merging, single_response)",
         "the topic keeps it until 2025-06-15 15:06:40 UTC at least",
@@ -134,7 +130,7 @@ def test_the_last_life_in_files_is_found(tmp_path: Path) -> None:
     with sources([name]) as files:
         found = find_in_files(WorkerSettings(), "a", files)
         assert found is not None
-        assert (found.log.rollout_id, len(found.log.entries), len(found.letters)) == ("a", 1, 1)
+        assert (found.log.rollout_id, len(found.log.entries), len(found.life.notes)) == ("a", 1, 1)
         assert find_in_files(WorkerSettings(), "c", files) is None
 
 
