@@ -14,6 +14,7 @@ from freezepoint.inspection.advice import ASIDE, MEANINGS
 from freezepoint.inspection.explain import Explanation
 from freezepoint.lines import sources
 from freezepoint.settings import WorkerSettings
+from freezepoint.transport.ports import Retention
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.reasons import NotDelivered, Reason
@@ -24,8 +25,12 @@ FORK = "m:[1,2]->[3] x:[1,2,3,4]->[5] y:[1,2,3,9]->[6]"
 RETRY = "root:[1,2]->[3] a:[1,2,3,4]->[5] b:[1,2,3,4]->[9]"
 
 
+MOMENT_MS = 1_750_000_000_000
+
+
 def explained(log: FrozenLog, state: LifeState = LifeState.FROZEN, **found: Any) -> Explanation:
-    return explain(Found(Life(log, state, notes=["offset 3: bad"]), **found), WorkerSettings())
+    life = Life(log, state, first_ms=MOMENT_MS, notes=["offset 3: bad"])
+    return explain(Found(life, **found), WorkerSettings())
 
 
 def test_every_reason_has_a_meaning() -> None:
@@ -82,10 +87,10 @@ def test_a_proved_chain_names_the_setting_that_keeps_it() -> None:
 
 def test_the_text_says_what_matters() -> None:
     drifted = "a:[1]->[10,11,12] b:[1,10,11,99,5]->[6]"
-    text = as_text(explained(frozen(calls(drifted)), LifeState.OPEN, kept_until_ms=1_750_000_000_000).facts)
+    text = as_text(explained(frozen(calls(drifted)), LifeState.OPEN, retention=Retention(40_000)).facts)
     for part in (
         "rollout r: MASKED (prefix_merging, single_response)",
-        "the topic keeps it until 2025-06-15 15:06:40 UTC at least",
+        "the topic keeps it until 2025-06-15 15:07:20 UTC at least",
         "still open",
         "multiple_roots: there is not exactly one first call",
         "main: 4 tokens, 3 sampled, weight 0.75",
@@ -93,6 +98,25 @@ def test_the_text_says_what_matters() -> None:
         "offset 3: bad",
     ):
         assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        (Retention(), None),
+        (Retention(1_000), "the topic keeps it until 2025-06-15 15:06:41 UTC at least\n"),
+        (Retention(1_000, 500), "15:06:41 UTC at least, unless its partition grows beyond 500 bytes\n"),
+        (Retention(None, 500), "the topic keeps it until its partition grows beyond 500 bytes\n"),
+    ],
+)
+def test_how_long_the_topic_keeps_it(retention: Retention, kept: str | None) -> None:
+    log = frozen(calls(FORK))
+    explanation = explained(log, retention=retention)
+    text = as_text(explanation.facts)
+    assert kept in text if kept else "keeps it" not in text
+    data = orjson.loads(as_page(log, explanation).split('id="data">')[1].split("</script>")[0])
+    assert (data["kept"] is None) == (kept is None)
+    assert (data["kept"] or "") in text
 
 
 def test_ids_cannot_steer_a_terminal() -> None:

@@ -50,7 +50,7 @@ def explain(found: Found, settings: WorkerSettings) -> Explanation:
         "state": found.life.state.value,
         "beginning": found.life.beginning.value,
         "published": publication(found, result),
-        "kept_until_ms": _kept_until_ms(found),
+        **_kept(found),
         "snapshot": result.snapshot.model_dump(),
         "closing": _closing(found),
         "builder": result.builder,
@@ -74,9 +74,13 @@ def explain(found: Found, settings: WorkerSettings) -> Explanation:
     return Explanation(result, facts)
 
 
-def _kept_until_ms(found: Found) -> int | None:
+def _kept(found: Found) -> dict[str, Any]:
     """Of a life whose first records are gone there is nothing to promise."""
-    return found.kept_until_ms if found.life.beginning in (Beginning.KEPT, Beginning.UNKNOWN) else None
+    whole = found.life.beginning in (Beginning.KEPT, Beginning.UNKNOWN)
+    return {
+        "kept_until_ms": found.kept_until_ms if whole else None,
+        "kept_up_to_bytes": found.retention.partition_bytes if whole and found.retention else None,
+    }
 
 
 def _closing(found: Found) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from freezepoint.lines import LineError, Source
 from freezepoint.offline import OfflineBuilder
 from freezepoint.settings import Settings, WorkerSettings
 from freezepoint.transport.connect import connect
+from freezepoint.transport.ports import Retention
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, partition_for
 
@@ -23,8 +24,7 @@ class Found:
     """One life of a rollout, by default the last, which is number ``number`` of the ``count`` that are known.
 
     ``ledger``: what its workers decided; None where there are none. ``log_start``: the first offset of its partition that
-    is still there. ``kept_until_ms``: when the topic may begin to delete its records (Unix milliseconds), None where that
-    is unknown or never.
+    is still there. ``retention``: of the topic; None where there is none.
     """
 
     life: Life
@@ -32,11 +32,17 @@ class Found:
     count: int = 1
     ledger: Ledger | None = None
     log_start: int = 0
-    kept_until_ms: int | None = None
+    retention: Retention | None = None
 
     @property
     def log(self) -> FrozenLog:
         return self.life.log
+
+    @property
+    def kept_until_ms(self) -> int | None:
+        """When the topic may begin to delete its records for their age (Unix milliseconds); None: unknown, or never."""
+        age_ms = self.retention.milliseconds if self.retention else None
+        return None if age_ms is None or self.life.first_ms is None else self.life.first_ms + age_ms
 
 
 async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
@@ -47,7 +53,7 @@ async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
     """
     async with connect(settings) as transport:
         count = await transport.admin().partitions(Topic.TOKENS)
-        retention_ms = await transport.admin().retention_ms(Topic.TOKENS)
+        retention = await transport.admin().retention(Topic.TOKENS)
         partition = partition_for(rollout_id.encode("ascii"), count)
         ledger = await read_ledger(transport, partition, rollout_id)
         core = _core(settings.worker, transport.names[Topic.TOKENS], partition, count)
@@ -59,16 +65,14 @@ async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
                     follower.take(record)
         finally:
             await reader.close()
-    return _found(follower, retention_ms)
+    return _found(follower, retention)
 
 
-def _found(follower: Follower, retention_ms: int | None) -> Found | None:
+def _found(follower: Follower, retention: Retention) -> Found | None:
     lives = follower.lives()
     if not lives:
         return None
-    life = lives[-1]
-    kept_until_ms = None if retention_ms is None or life.first_ms is None else life.first_ms + retention_ms
-    return Found(life, len(lives), len(lives), follower.ledger, max(0, follower.log_start), kept_until_ms)
+    return Found(lives[-1], len(lives), len(lives), follower.ledger, max(0, follower.log_start), retention)
 
 
 def _core(settings: WorkerSettings, name: str, partition: int, count: int) -> PartitionCore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from freezepoint.core.judging import DELIVERIES
@@ -83,6 +84,15 @@ def said(published: dict[str, Any]) -> str:
             return "never: it was cleared before its end"
         case _:
             return "a result of its own, if it was not cleared before its end: the ledger tells of the last one only"
+
+
+def kept(facts: dict[str, Any]) -> str | None:
+    """How long the topic keeps the log, as a clause; None where there is nothing to say."""
+    until_ms, size = facts["kept_until_ms"], facts["kept_up_to_bytes"]
+    if until_ms is None:
+        return None if size is None else f"until its partition grows beyond {size} bytes"
+    until = datetime.fromtimestamp(until_ms / 1000, UTC).strftime("until %Y-%m-%d %H:%M:%S UTC at least")
+    return until if size is None else f"{until}, unless its partition grows beyond {size} bytes"
 
 
 def remarks(found: Found, facts: dict[str, Any]) -> list[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from freezepoint.inspection.standing import said
+from freezepoint.inspection.standing import kept, said
 
 SHOWN_MAX = 12
 """Of a longer list the first and last few stand for all."""
@@ -37,8 +36,8 @@ def _head(facts: dict[str, Any]) -> Iterator[str]:
         yield _fact("published", said(facts["published"]))
     yield from (_fact("", remark) for remark in facts["remarks"])
     yield _fact("log", _place(facts))
-    if facts["kept_until_ms"] is not None:
-        yield _fact("", f"the topic keeps it until {_moment(facts['kept_until_ms'])} at least")
+    if (until := kept(facts)) is not None:
+        yield _fact("", f"the topic keeps it {until}")
     ended = ", ".join(f"{name} {value}" for name, value in facts["closing"].items() if name != "event")
     yield _fact("end", f"{facts['closing']['event']}{': ' if ended else ''}{ended}")
     tokens = facts["diagnostics"].get("tokens", {})
@@ -131,7 +130,3 @@ def _shortened(lines: Sequence[str]) -> list[str]:
         return list(lines)
     half = SHOWN_MAX // 2
     return [*lines[:half], f"... {len(lines) - 2 * half} more ...", *lines[-half:]]
-
-
-def _moment(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
