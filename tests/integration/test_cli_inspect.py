@@ -126,12 +126,22 @@ def test_a_report_of_files(worked: Shell) -> None:
 def test_evidence_of_masked_rollouts_is_kept_by_a_worker(shell: Shell) -> None:
     shell.ok("publish", written(shell, *FORK, complete("fork", reward=0.5), *CHAIN, complete("chain")))
     shell.ok("run", "--until-idle", environment={"FREEZEPOINT_WORKER__EVIDENCE_DIR": "evidence"})
-    assert [path.name for path in (shell.folder / "evidence").iterdir()] == ["fork.tokens.jsonl"]
+    kept = sorted(path.name for path in (shell.folder / "evidence").iterdir())
+    assert kept == [".freezepoint-evidence", "fork.tokens.jsonl"]
     [again] = shell.ok("build", "evidence").lines
     [result] = shell.ok("results", "--masked").lines
     assert again["snapshot"]["id"] == result["snapshot"]["id"]
     assert again["reward"] == 0.5
     assert "MASKED" in shell.ok("inspect", "fork", "--file", "evidence").out.decode()
+
+
+def test_a_worker_refuses_to_keep_evidence_among_other_files(shell: Shell) -> None:
+    (shell.folder / "store").mkdir()
+    (shell.folder / "store" / "live.tokens.jsonl").touch()
+    failed = shell("run", "--until-idle", environment={"FREEZEPOINT_WORKER__EVIDENCE_DIR": "store"})
+    assert failed.code == 2
+    assert "error: worker.evidence_dir store has other files in it (live.tokens.jsonl)" in failed.err
+    assert [path.name for path in (shell.folder / "store").iterdir()] == ["live.tokens.jsonl"]
 
 
 def large(turns: int = 24, given: int = 3_200, sampled: int = 1_000) -> list[TokenEntry]:
