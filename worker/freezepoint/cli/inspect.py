@@ -61,7 +61,9 @@ def inspect(
     rollout_id: Annotated[str, typer.Argument(metavar="ROLLOUT_ID", help="The rollout to explain.")],
     file: Files = None,
     builder: Annotated[str | None, typer.Option(help="prefix_merging (default) or per_request.")] = None,
-    delivery: Annotated[str | None, typer.Option(help="single_response (default) or all_traces.")] = None,
+    delivery: Annotated[
+        str | None, typer.Option(help="single_response (default), all_traces or per_request.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="All facts as one JSON object.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also write one self-contained page.")
