@@ -115,6 +115,15 @@ def test_a_report_and_its_limits(worked: Shell) -> None:
     assert "unknown delivery 'best'" in worked.wrong(2, "report", "--delivery", "best")
 
 
+def test_a_report_says_how_far_results_are_behind(shell: Shell) -> None:
+    calls = [entry(f"r{version}", "a", [1], [2], policy_version=version) for version in (3, 7)]
+    built = shell.ok("build", written(shell, *calls, entry("silent", "a", [1], [2]))).out
+    (shell.folder / "results.jsonl").write_bytes(built)
+    for option, lag in ((("--policy-version", "9"), (9, 4.0, 6)), ((), (7, 2.0, 4))):
+        said = orjson.loads(shell.ok("report", "--file", "results.jsonl", *option).out)["policy_versions"]
+        assert (said["lag_to"], said["lag_mean"], said["lag_max"]) == lag
+
+
 def test_a_report_of_files(worked: Shell) -> None:
     (worked.folder / "results.jsonl").write_bytes(worked.ok("results").out + b'{"no":"result"}\n')
     outcome = worked("report", "--file", "results.jsonl")

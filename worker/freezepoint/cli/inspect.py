@@ -110,13 +110,21 @@ def report(
     min_samples: Annotated[
         int, typer.Option(min=0, help="Fail if there are fewer results: too few to judge.")
     ] = 0,
+    policy_version: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The trainer's policy version, which results lag behind. Default: the newest in the results.",
+            show_default=False,
+        ),
+    ] = None,
     broker: Broker = None,
     topic_prefix: TopicPrefix = None,
 ) -> None:
     """Sum all committed results up as one JSON object: masked and why, tokens, staleness."""
     if delivery not in (None, *VIEWS):
         raise InputError(f"unknown delivery {delivery!r}; there are {', '.join(VIEWS)}")
-    counted = Report(delivery)
+    counted = Report(delivery, policy_version)
     if file:
         bad = _count_files(file, counted)
     else:
