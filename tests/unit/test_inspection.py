@@ -76,6 +76,29 @@ def test_what_would_unmask_is_tried() -> None:
     ]
 
 
+CONTINUED = f"{RETRY} next:[1,2,3,4,9,8]->[7]"
+
+
+@pytest.mark.parametrize(
+    ("notation", "terminal", "aside", "why"),
+    [
+        (CONTINUED, None, "a", "its sibling b was gone on from, and it by no call that counts"),
+        (RETRY, "b", "a", "its sibling b is the call that the rollout ended with"),
+        (CONTINUED, "b", "a", "its sibling b is the call that the rollout ended with"),
+        (CONTINUED, "next", "a", "its sibling b was gone on from, and it by no call that counts"),
+        (RETRY, None, "b", "neither it nor any sibling was gone on from"),
+        ("a:[1]->[2] b:[1]->[3] task:[5]->[6]", "task", "b", "neither it nor any sibling was gone on from"),
+    ],
+)
+def test_a_retry_is_set_aside_for_what_holds(
+    notation: str, terminal: str | None, aside: str, why: str
+) -> None:
+    log = frozen(calls(notation), complete("r", terminal_call_id=terminal))
+    found = {call["call_id"]: call for call in explained(log).facts["calls"] if call["set_aside"]}
+    assert found[aside]["set_aside"] == "superseded_retry"
+    assert why in found[aside]["why"]
+
+
 def test_a_proved_chain_names_the_setting_that_keeps_it() -> None:
     a, b = calls("a:[1]->[2] b:[1,2,3]->[4]")
     entries = [a, b.model_copy(update={"parent_call_id": "a"})]

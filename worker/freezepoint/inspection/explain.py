@@ -15,10 +15,11 @@ from freezepoint.core.views import view
 from freezepoint.inspection.advice import ASIDE, MEANINGS
 from freezepoint.inspection.finding import Found
 from freezepoint.inspection.following import Beginning, LifeState
+from freezepoint.inspection.retries import Retries
 from freezepoint.inspection.standing import publication, remarks, verdict
 from freezepoint.settings import WorkerSettings
 from freezepoint_schemas.events import RolloutCancelled, RolloutComplete
-from freezepoint_schemas.reasons import Reason
+from freezepoint_schemas.reasons import NotDelivered, Reason
 from freezepoint_schemas.results import Result, Trace
 
 TRIED_MAX = 8
@@ -103,6 +104,7 @@ def _closing(found: Found) -> dict[str, Any]:
 
 def _calls(snapshot: Snapshot, output: BuildOutput, result: Result) -> Iterator[dict[str, Any]]:
     owners = {span.call_id: trace.role for trace in result.traces for span in trace.spans}
+    retries = Retries.of(snapshot, output)
     for call in snapshot.calls:
         link = output.links.get(call.call_id)
         reason = output.not_delivered.get(call.call_id)
@@ -111,7 +113,7 @@ def _calls(snapshot: Snapshot, output: BuildOutput, result: Result) -> Iterator[
             "link": link.how.name.lower() + ("_recovered" if link.recovered else "") if link else None,
             "trace": owners.get(call.call_id),
             "set_aside": reason.value if reason else None,
-            "why": ASIDE[reason] if reason else None,
+            "why": _why(call, reason, retries),
         }
     for entry, reason in snapshot.set_aside:
         yield {
@@ -122,6 +124,12 @@ def _calls(snapshot: Snapshot, output: BuildOutput, result: Result) -> Iterator[
             "set_aside": reason.value,
             "why": ASIDE[reason],
         }
+
+
+def _why(call: ResolvedCall, reason: NotDelivered | None, retries: Retries) -> str | None:
+    if reason is NotDelivered.SUPERSEDED_RETRY:
+        return retries.why(call)
+    return ASIDE[reason] if reason else None
 
 
 def _call(call: ResolvedCall) -> dict[str, Any]:
