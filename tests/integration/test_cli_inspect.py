@@ -13,7 +13,7 @@ import pytest
 
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent, TokenEntry
-from tests.events import complete, entry
+from tests.events import clear, complete, entry
 from tests.integration.shell import Shell
 from tests.integration.workers import worker
 from tests.polling import poll_until
@@ -86,6 +86,34 @@ def test_a_rollout_that_timed_out_is_explained_as_it_was_published(shell: Shell)
     assert "offset 2: an end that came too late: the rollout was frozen at offset 1" in text
     assert (facts["mask_sample"], facts["published"]["same_log"], facts["remarks"]) == (True, True, [])
     assert "masked: rollout_timeout, frozen at offset 1" in (shell.folder / "page.html").read_text()
+
+
+def test_every_life_of_an_id_can_be_asked_for(shell: Shell) -> None:
+    """Two that were published, one that was cleared before its end, one that is open; in files those that ended."""
+    log = written(
+        shell, *FORK, complete("fork"), clear("fork"), FORK[0], complete("fork"), clear("fork", group_id="g"),
+        FORK[1], clear("fork"), FORK[2]
+    )  # fmt: skip
+    shell.ok("publish", log)
+    shell.ok("run", "--until-idle")
+    told = [shell.ok("inspect", "fork", "--life", str(life)).out.decode() for life in (1, 2, 3, 4)]
+    for number, (text, part) in enumerate(
+        zip(
+            told,
+            ("multiple_chains", "published  delivered", "cleared before its end", "still open"),
+            strict=True,
+        ),
+        1,
+    ):
+        assert text.startswith(f"rollout fork, life {number} of 4: ")
+        assert f"; life {number} of 4\n" in text
+        assert part in text
+    assert shell.ok("inspect", "fork").out.decode() == told[3]
+    assert shell.wrong(2, "inspect", "fork", "--life", "5") == "there is no life 5: 4 are known"
+    assert "MASKED" in shell.ok("inspect", "fork", "--life", "1", "--file", log).out.decode()
+    assert "there is no life 4" in shell.wrong(2, "inspect", "fork", "--life", "4", "--file", log)
+    [facts] = shell.ok("inspect", "fork", "--life", "2", "--json").lines
+    assert (facts["life"], facts["lives"], facts["mask_sample"]) == (2, 4, False)
 
 
 def test_all_facts_as_json(worked: Shell) -> None:

@@ -64,6 +64,15 @@ def inspect(
     delivery: Annotated[
         str | None, typer.Option(help="single_response (default), all_traces or per_request.")
     ] = None,
+    life: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Which life of the id, the oldest being 1. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="All facts as one JSON object.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also write one self-contained page.")
@@ -75,7 +84,7 @@ def inspect(
     if not is_rollout_id(rollout_id):
         raise InputError(f"{rollout_id!r} is no valid rollout id")
     settings = load_settings(broker, topic_prefix, worker={"builder": builder, "delivery": delivery})
-    found = _find(settings, rollout_id, file)
+    found = _find(settings, rollout_id, file, life)
     if found is None:
         raise InputError(f"nothing of rollout {rollout_id} is there")
     explanation = explain(found, settings.worker)
@@ -85,11 +94,11 @@ def inspect(
     _print(explanation, json=json)
 
 
-def _find(settings: Settings, rollout_id: str, file: list[str] | None) -> Found | None:
+def _find(settings: Settings, rollout_id: str, file: list[str] | None, life: int | None) -> Found | None:
     if not file:
-        return run_async(find_in_broker(settings, rollout_id))
+        return run_async(find_in_broker(settings, rollout_id, life))
     with sources(expanded(file)) as files:
-        return find_in_files(settings.worker, rollout_id, files)
+        return find_in_files(settings.worker, rollout_id, files, life)
 
 
 def _print(explanation: Explanation, *, json: bool) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.rollout import LogLimits
+from freezepoint.errors import InputError
 from freezepoint.inspection.following import Beginning, Follower, Life, LifeState
 from freezepoint.inspection.ledger import POLL_RECORDS, POLL_S, Ledger, read_ledger
 from freezepoint.lines import LineError, Source
@@ -21,7 +22,7 @@ from freezepoint_schemas.topics import Topic, partition_for
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One life of a rollout, by default the last, which is number ``number`` of the ``count`` that are known.
+    """One life of a rollout: number ``number`` of the ``count`` that are known, the oldest being 1.
 
     ``ledger``: what its workers decided; None where there are none. ``log_start``: the first offset of its partition that
     is still there. ``retention``: of the topic; None where there is none.
@@ -45,9 +46,11 @@ class Found:
         return None if age_ms is None or self.life.first_ms is None else self.life.first_ms + age_ms
 
 
-async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
+async def find_in_broker(settings: Settings, rollout_id: str, number: int | None = None) -> Found | None:
     """Read the ledger, then the rollout's partition from its begin, and keep what is of it; None where there is nothing.
 
+    :param number: of the life, by default the last.
+    :raises InputError: there is no such life.
     :raises BrokerError: the broker failed.
     :raises MissingTopicError: there are no topics.
     """
@@ -65,14 +68,23 @@ async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
                     follower.take(record)
         finally:
             await reader.close()
-    return _found(follower, retention)
+    return _found(follower, retention, number)
 
 
-def _found(follower: Follower, retention: Retention) -> Found | None:
+def _found(follower: Follower, retention: Retention, number: int | None) -> Found | None:
     lives = follower.lives()
     if not lives:
         return None
-    return Found(lives[-1], len(lives), len(lives), follower.ledger, max(0, follower.log_start), retention)
+    which = _which(number, len(lives))
+    return Found(lives[which - 1], which, len(lives), follower.ledger, max(0, follower.log_start), retention)
+
+
+def _which(number: int | None, count: int) -> int:
+    if number is None:
+        return count
+    if not 1 <= number <= count:
+        raise InputError(f"there is no life {number}: {'one is' if count == 1 else f'{count} are'} known")
+    return number
 
 
 def _core(settings: WorkerSettings, name: str, partition: int, count: int) -> PartitionCore:
@@ -90,9 +102,13 @@ def _core(settings: WorkerSettings, name: str, partition: int, count: int) -> Pa
     )
 
 
-def find_in_files(settings: WorkerSettings, rollout_id: str, files: Iterable[Source]) -> Found | None:
-    """The rollout's last life in these files, which are read whole; None where there is nothing.
+def find_in_files(
+    settings: WorkerSettings, rollout_id: str, files: Iterable[Source], number: int | None = None
+) -> Found | None:
+    """A life of the rollout in these files, which are read whole; None where there is nothing.
 
+    :param number: of the life, by default the last.
+    :raises InputError: there is no such life.
     :raises LineError: a line that names no rollout.
     """
     logs: list[FrozenLog] = []
@@ -108,14 +124,15 @@ def find_in_files(settings: WorkerSettings, rollout_id: str, files: Iterable[Sou
 
     for _ in OfflineBuilder(settings, None, on_lost, on_built).results(files, _raise):
         pass
-    return _in_files(logs, notes)
+    return _in_files(logs, notes, number)
 
 
-def _in_files(logs: Sequence[FrozenLog], notes: Sequence[str]) -> Found | None:
+def _in_files(logs: Sequence[FrozenLog], notes: Sequence[str], number: int | None) -> Found | None:
     if not logs:
         return None
-    life = Life(logs[-1], LifeState.FROZEN, Beginning.KEPT, None, tuple(notes))
-    return Found(life, len(logs), len(logs))
+    which = _which(number, len(logs))
+    life = Life(logs[which - 1], LifeState.FROZEN, Beginning.KEPT, None, tuple(notes))
+    return Found(life, which, len(logs))
 
 
 def _raise(error: LineError) -> None:
