@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tests.integration.workers import worker
 from tests.polling import poll_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 FORK = [
     entry("fork", "m", [1, 2], [3]),
     entry("fork", "x", [1, 2, 3, 4], [5]),
@@ -207,11 +209,28 @@ def large(turns: int = 24, given: int = 3_200, sampled: int = 1_000) -> list[Tok
     return entries
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path) -> None:
-    log = written(shell, *large(), complete("large", group_id="<b>g</b>"))
-    shell.ok("inspect", "large", "--file", log, "--html", "page.html")
+PROBE = """<script>
+const looked = {};
+const wider = name => Math.max(...[...document.querySelectorAll(name)].map(found => found.scrollWidth - found.clientWidth));
+setTimeout(() => {
+  Object.assign(looked, { canvases: document.querySelectorAll("canvas").length, page: wider("html"), tree: wider("#tree"), strips: wider(".scroll") });
+  const fold = document.querySelector(".fold");
+  if (fold) { fold.open = true; fold.scrollIntoView(); }
+  setTimeout(() => {
+    looked.folded = document.querySelectorAll(".fold .strip").length;
+    looked.painted = document.querySelectorAll(".fold canvas").length;
+    document.documentElement.dataset.looked = JSON.stringify(looked);
+  }, 1000);
+}, 1000);
+</script></body>"""
+"""Looks at a page from within: what is painted, what is wider than its place, and what a fold does when it is opened."""
+
+
+def drawn(page: Path, folder: Path, width: int = 1280) -> tuple[str, str, dict[str, int]]:
+    """The page's document as a browser made it, what the browser complained of, and what the probe saw."""
     assert CHROMIUM is not None
+    probed = page.with_name("probed.html")
+    probed.write_text(page.read_text().replace("</body>", PROBE))
     shown = subprocess.run(
         [
             CHROMIUM,
@@ -219,24 +238,52 @@ def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path) -> Non
             "--no-sandbox",
             "--disable-gpu",
             "--disable-background-networking",
-            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={width},800",
             "--virtual-time-budget=5000",
             "--enable-logging=stderr",
             "--dump-dom",
-            (shell.folder / "page.html").as_uri(),
+            probed.as_uri(),
         ],
         capture_output=True,
-        timeout=110,
+        timeout=60,
         check=True,
     )
     dom = shown.stdout.decode()
+    looked = re.search(r'data-looked="([^"]*)"', dom)
+    assert looked is not None, shown.stderr
+    return dom, shown.stderr.decode(), orjson.loads(html.unescape(looked[1]))
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [700, 1280])
+def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path, width: int) -> None:
+    log = written(shell, *large(), complete("large", group_id="<b>g</b>"))
+    shell.ok("inspect", "large", "--file", log, "--html", "page.html")
+    dom, complaints, looked = drawn(shell.folder / "page.html", tmp_path, width)
     assert 'data-ready="yes"' in dom
     assert "<title>large - freezepoint inspect</title>" in dom
-    assert dom.count("<canvas") >= 2
+    assert looked["canvases"] >= 2
+    assert [looked[part] for part in ("page", "tree", "strips")] == [0, 0, 0]
     assert dom.count('class="call"') >= 24
     assert "multiple_chains" in dom
-    drawn = dom.split("<main")[1].split("</main>")[0]
-    assert "<script" not in drawn
-    assert "<img" not in drawn
-    assert "<b>g</b>" not in drawn
-    assert "CONSOLE" not in shown.stderr.decode()  # no script error, nothing that the policy refused
+    main = dom.split("<main")[1].split("</main>")[0]
+    assert "<script" not in main
+    assert "<img" not in main
+    assert "<b>g</b>" not in main
+    assert "CONSOLE" not in complaints  # no script error, nothing that the policy refused
+
+
+@needs_chromium
+def test_thousands_of_traces_are_drawn_as_they_are_looked_at(shell: Shell, tmp_path: Path) -> None:
+    """Within the browser's time limit: once it took more than a minute."""
+    forks = [entry("forks", f"f{number}", [1, 2, 3, 1_000 + number], [5, 6]) for number in range(3_000)]
+    log = written(shell, entry("forks", "root", [1, 2], [3]), *forks, complete("forks"))
+    shell.ok("inspect", "forks", "--file", log, "--html", "page.html")
+    dom, complaints, looked = drawn(shell.folder / "page.html", tmp_path)
+    assert 'data-ready="yes"' in dom
+    assert looked["canvases"] <= 24
+    assert looked["folded"] == 200
+    assert 0 < looked["painted"] < 200
+    assert [looked[part] for part in ("page", "tree", "strips")] == [0, 0, 0]
+    assert "CONSOLE" not in complaints

@@ -160,6 +160,14 @@ def test_a_thousand_turns_are_shortened() -> None:
     assert len(text.splitlines()) < 40
 
 
+def test_a_thousand_traces_are_shortened() -> None:
+    forks = [entry("r", f"f{number:04}", [1, 2, 3, number + 10], [5]) for number in range(1_000)]
+    text = as_text(explained(frozen([entry("r", "root", [1, 2], [3]), *forks])).facts)
+    assert "... 988 more traces ..." in text
+    assert "branch-998: " in text
+    assert len(text.splitlines()) < 120
+
+
 def test_nothing_recorded_is_explained_too() -> None:
     text = as_text(explained(frozen([])).facts)
     assert "no_records" in text

@@ -78,7 +78,18 @@ def _reasons(facts: dict[str, Any]) -> Iterator[str]:
 
 def _traces(facts: dict[str, Any]) -> Iterator[str]:
     calls = {call["call_id"]: call for call in facts["calls"]}
-    for trace in facts["traces"]:
+    traces = facts["traces"]
+    half = SHOWN_MAX // 2
+    if len(traces) <= SHOWN_MAX:
+        yield from _listed(traces, calls)
+    else:
+        yield from _listed(traces[:half], calls)
+        yield f"... {len(traces) - 2 * half} more traces ..."
+        yield from _listed(traces[-half:], calls)
+
+
+def _listed(traces: Sequence[dict[str, Any]], calls: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for trace in traces:
         yield (
             f"{trace['role']}: {trace['tokens']} tokens, {trace['sampled_tokens']} sampled, "
             f"weight {trace['weight']:g}"
