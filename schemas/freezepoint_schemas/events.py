@@ -187,7 +187,8 @@ class _Grouped(Event):
 class RolloutComplete(_Grouped):
     """The freeze point: the rollout is over and everything of it has been acknowledged.
 
-    ``builder`` and ``delivery`` choose for this rollout; names unknown to the worker mask it ``builder_failed``.
+    ``builder`` and ``delivery`` choose for this rollout; names unknown to the worker mask it ``builder_failed``. The delivery
+    ``per_request`` is the builder of that name, delivered as ``all_traces``.
     """
 
     event: Literal["rollout_complete"] = "rollout_complete"

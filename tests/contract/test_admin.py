@@ -9,7 +9,7 @@ import pytest
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import MissingTopicError
 from freezepoint.transport.connect import connect
-from freezepoint.transport.ports import Extent
+from freezepoint.transport.ports import Extent, Retention
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.contract.driving import Cluster
 
@@ -66,10 +66,10 @@ async def test_check_creates_nothing(cluster: Cluster) -> None:
 async def test_the_retention_is_told(cluster: Cluster) -> None:
     admin = (await cluster.with_topics(partitions=1)).admin()
     day_ms = 24 * 60 * 60 * 1000
-    assert await admin.retention_ms(Topic.TOKENS) == 7 * day_ms
+    assert await admin.retention(Topic.TOKENS) == Retention(7 * day_ms)
     forever = [replace(spec, config={**spec.config, "retention.ms": "-1"}) for spec in cluster.specs(1)]
     await admin.apply(forever)
-    assert await admin.retention_ms(Topic.TOKENS) is None
+    assert await admin.retention(Topic.TOKENS) == Retention()
 
 
 async def test_extents_are_what_each_partition_has(cluster: Cluster) -> None:

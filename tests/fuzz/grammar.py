@@ -150,7 +150,7 @@ def control(random: Random, calls: list[str]) -> dict[str, Any]:
             if random.random() < 0.2:
                 body |= {
                     "builder": random.choice(["prefix_merging", "per_request", "x" * 100]),
-                    "delivery": random.choice(["single_response", "all_traces", "\u0000"]),
+                    "delivery": random.choice(["single_response", "all_traces", "per_request", "\u0000"]),
                     "reward": random.choice([1, -0.0, 0.5, {"a": None}, {}]),
                     "metadata": random.choice([None, [], {"a": None}, "x", [[1.0, 1]]]),
                 }

@@ -77,7 +77,10 @@ def test_without_a_command_the_help_is_shown(shell: Shell) -> None:
             ["build", "--builder", "best", "x"],
             "unknown builder 'best'; there are prefix_merging, per_request",
         ),
-        (["run", "--delivery", "some"], "unknown delivery 'some'; there are single_response, all_traces"),
+        (
+            ["run", "--delivery", "some"],
+            "unknown delivery 'some'; there are single_response, all_traces, per_request",
+        ),
         (["run", "--group"], "requires an argument"),
         (["complete", "no/id"], "'no/id' is no valid rollout id"),
         (["complete", "a", "--reward", "much"], "--reward: 'much' is no JSON"),

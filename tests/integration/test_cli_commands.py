@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from freezepoint_schemas import codec
+from tests.events import entry
 from tests.integration.shell import TIMEOUT_S, Outcome, Shell
 from tests.polling import poll_until
 
@@ -327,3 +328,37 @@ def test_config_is_a_file_that_can_be_named(shell: Shell) -> None:
     as_json = shell.ok("config", "--json", environment=secret)
     assert b"geheim" not in as_json.out
     assert json.loads(as_json.out)["kafka"]["sasl_password"] == "*" * 10
+
+
+def test_the_delivery_per_request_is_accepted_wherever_one_is_named(shell: Shell) -> None:
+    """A complete event, the worker's setting and option, build and inspect."""
+    fork = [
+        entry("fork", "m", [1, 2], [3]),
+        entry("fork", "x", [1, 2, 3, 4], [5]),
+        entry("fork", "y", [1, 2, 3, 9], [6]),
+    ]
+    log = shell.folder / "log.jsonl"
+    log.write_bytes(b"".join(codec.encode_event(event) + b"\n" for event in fork))
+    [built] = shell.ok("build", "log.jsonl", "--delivery", "per_request").lines
+    assert (built["mask_sample"], len(built["traces"])) == (False, 3)
+    assert (
+        "trainable"
+        in shell.ok("inspect", "fork", "--file", "log.jsonl", "--delivery", "per_request").out.decode()
+    )
+    set_by = {"FREEZEPOINT_WORKER__DELIVERY": "per_request"}
+    for database, option, environment in (
+        ("event", (), {}),
+        ("option", ("--delivery", "per_request"), {}),
+        ("set", (), set_by),
+    ):
+        broker = {**environment, "FREEZEPOINT_BROKER": f"sqlite:///{database}.db"}
+        shell.ok("publish", "log.jsonl", environment=broker)
+        named = ("--delivery", "per_request") if database == "event" else ()
+        shell.ok("complete", "fork", *named, environment=broker)
+        shell.ok("run", "--until-idle", *option, environment=broker)
+        [result] = shell.ok("results", environment=broker).lines
+        assert (result["builder"], result["delivery"], len(result["traces"])) == (
+            "per_request",
+            "all_traces",
+            3,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
@@ -13,10 +14,13 @@ import pytest
 
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent, TokenEntry
-from tests.events import complete, entry
+from tests.events import clear, complete, entry
 from tests.integration.shell import Shell
+from tests.integration.workers import worker
+from tests.polling import poll_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 FORK = [
     entry("fork", "m", [1, 2], [3]),
     entry("fork", "x", [1, 2, 3, 4], [5]),
@@ -45,8 +49,73 @@ def test_a_rollout_is_explained_from_the_broker(worked: Shell) -> None:
     assert "multiple_chains" in text
     assert "reading it as all_traces" in text
     assert re.search(r"the topic keeps it until 20\d\d-", text)
-    assert "still open" in worked.ok("inspect", "open").out.decode()
-    assert "trainable" in worked.ok("inspect", "fork", "--delivery", "all_traces").out.decode()
+    assert "published  masked: multiple_chains, frozen at offset" in text
+    assert "NOT THE PUBLISHED" not in text
+    still_open = worked.ok("inspect", "open").out.decode()
+    assert "still open" in still_open
+    assert "published  not yet; workers have come to offset" in still_open
+
+
+def test_what_was_published_otherwise_is_said_in_every_form(worked: Shell) -> None:
+    """The worker ran with another delivery than the one that is asked about."""
+    asked = ("inspect", "fork", "--delivery", "all_traces", "--html", "page.html")
+    verdict = "published MASKED, built here trainable"
+    remark = "NOT THE PUBLISHED RESULT: published masked: multiple_chains; built here (prefix_merging, all_traces) trainable"
+    text = worked.ok(*asked).out.decode()
+    [facts] = worked.ok(*asked, "--json").lines
+    page = (worked.folder / "page.html").read_text()
+    for found in (text, page):
+        assert verdict in found
+        assert remark in found
+    assert (facts["verdict"], facts["remarks"][0]) == (verdict, remark)
+    assert facts["published"]["is_delivery"] == "single_response"
+
+
+def test_a_rollout_that_timed_out_is_explained_as_it_was_published(shell: Shell) -> None:
+    shell.ok("publish", written(shell, *CHAIN))
+    settings = {"FREEZEPOINT_WORKER__ROLLOUT_TIMEOUT_S": "0.3"}
+    environment = shell.environment(
+        {**settings, "FREEZEPOINT_BROKER": f"sqlite:///{shell.folder}/freezepoint.db"}
+    )
+    with worker(environment, shell.folder / "worker.log"):
+        poll_until(lambda: bool(shell.ok("results").lines), 60.0, "the rollout times out")
+    shell.ok("complete", "chain")
+    text = shell.ok("inspect", "chain", "--html", "page.html").out.decode()
+    [facts] = shell.ok("inspect", "chain", "--json").lines
+    assert "rollout chain: MASKED" in text
+    assert "published  masked: rollout_timeout, frozen at offset 1" in text
+    assert "end        timed out" in text
+    assert "offset 2: an end that came too late: the rollout was frozen at offset 1" in text
+    assert (facts["mask_sample"], facts["published"]["same_log"], facts["remarks"]) == (True, True, [])
+    assert "masked: rollout_timeout, frozen at offset 1" in (shell.folder / "page.html").read_text()
+
+
+def test_every_life_of_an_id_can_be_asked_for(shell: Shell) -> None:
+    """Two that were published, one that was cleared before its end, one that is open; in files those that ended."""
+    log = written(
+        shell, *FORK, complete("fork"), clear("fork"), FORK[0], complete("fork"), clear("fork", group_id="g"),
+        FORK[1], clear("fork"), FORK[2]
+    )  # fmt: skip
+    shell.ok("publish", log)
+    shell.ok("run", "--until-idle")
+    told = [shell.ok("inspect", "fork", "--life", str(life)).out.decode() for life in (1, 2, 3, 4)]
+    for number, (text, part) in enumerate(
+        zip(
+            told,
+            ("multiple_chains", "published  delivered", "cleared before its end", "still open"),
+            strict=True,
+        ),
+        1,
+    ):
+        assert text.startswith(f"rollout fork, life {number} of 4: ")
+        assert f"; life {number} of 4\n" in text
+        assert part in text
+    assert shell.ok("inspect", "fork").out.decode() == told[3]
+    assert shell.wrong(2, "inspect", "fork", "--life", "5") == "there is no life 5: 4 are known"
+    assert "MASKED" in shell.ok("inspect", "fork", "--life", "1", "--file", log).out.decode()
+    assert "there is no life 4" in shell.wrong(2, "inspect", "fork", "--life", "4", "--file", log)
+    [facts] = shell.ok("inspect", "fork", "--life", "2", "--json").lines
+    assert (facts["life"], facts["lives"], facts["mask_sample"]) == (2, 4, False)
 
 
 def test_all_facts_as_json(worked: Shell) -> None:
@@ -76,6 +145,15 @@ def test_a_report_and_its_limits(worked: Shell) -> None:
     assert "unknown delivery 'best'" in worked.wrong(2, "report", "--delivery", "best")
 
 
+def test_a_report_says_how_far_results_are_behind(shell: Shell) -> None:
+    calls = [entry(f"r{version}", "a", [1], [2], policy_version=version) for version in (3, 7)]
+    built = shell.ok("build", written(shell, *calls, entry("silent", "a", [1], [2]))).out
+    (shell.folder / "results.jsonl").write_bytes(built)
+    for option, lag in ((("--policy-version", "9"), (9, 4.0, 6)), ((), (7, 2.0, 4))):
+        said = orjson.loads(shell.ok("report", "--file", "results.jsonl", *option).out)["policy_versions"]
+        assert (said["lag_to"], said["lag_mean"], said["lag_max"]) == lag
+
+
 def test_a_report_of_files(worked: Shell) -> None:
     (worked.folder / "results.jsonl").write_bytes(worked.ok("results").out + b'{"no":"result"}\n')
     outcome = worked("report", "--file", "results.jsonl")
@@ -87,12 +165,22 @@ def test_a_report_of_files(worked: Shell) -> None:
 def test_evidence_of_masked_rollouts_is_kept_by_a_worker(shell: Shell) -> None:
     shell.ok("publish", written(shell, *FORK, complete("fork", reward=0.5), *CHAIN, complete("chain")))
     shell.ok("run", "--until-idle", environment={"FREEZEPOINT_WORKER__EVIDENCE_DIR": "evidence"})
-    assert [path.name for path in (shell.folder / "evidence").iterdir()] == ["fork.tokens.jsonl"]
+    kept = sorted(path.name for path in (shell.folder / "evidence").iterdir())
+    assert kept == [".freezepoint-evidence", "fork.tokens.jsonl"]
     [again] = shell.ok("build", "evidence").lines
     [result] = shell.ok("results", "--masked").lines
     assert again["snapshot"]["id"] == result["snapshot"]["id"]
     assert again["reward"] == 0.5
     assert "MASKED" in shell.ok("inspect", "fork", "--file", "evidence").out.decode()
+
+
+def test_a_worker_refuses_to_keep_evidence_among_other_files(shell: Shell) -> None:
+    (shell.folder / "store").mkdir()
+    (shell.folder / "store" / "live.tokens.jsonl").touch()
+    failed = shell("run", "--until-idle", environment={"FREEZEPOINT_WORKER__EVIDENCE_DIR": "store"})
+    assert failed.code == 2
+    assert "error: worker.evidence_dir store has other files in it (live.tokens.jsonl)" in failed.err
+    assert [path.name for path in (shell.folder / "store").iterdir()] == ["live.tokens.jsonl"]
 
 
 def large(turns: int = 24, given: int = 3_200, sampled: int = 1_000) -> list[TokenEntry]:
@@ -121,11 +209,28 @@ def large(turns: int = 24, given: int = 3_200, sampled: int = 1_000) -> list[Tok
     return entries
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path) -> None:
-    log = written(shell, *large(), complete("large", group_id="<b>g</b>"))
-    shell.ok("inspect", "large", "--file", log, "--html", "page.html")
+PROBE = """<script>
+const looked = {};
+const wider = name => Math.max(...[...document.querySelectorAll(name)].map(found => found.scrollWidth - found.clientWidth));
+setTimeout(() => {
+  Object.assign(looked, { canvases: document.querySelectorAll("canvas").length, page: wider("html"), tree: wider("#tree"), strips: wider(".scroll") });
+  const fold = document.querySelector(".fold");
+  if (fold) { fold.open = true; fold.scrollIntoView(); }
+  setTimeout(() => {
+    looked.folded = document.querySelectorAll(".fold .strip").length;
+    looked.painted = document.querySelectorAll(".fold canvas").length;
+    document.documentElement.dataset.looked = JSON.stringify(looked);
+  }, 1000);
+}, 1000);
+</script></body>"""
+"""Looks at a page from within: what is painted, what is wider than its place, and what a fold does when it is opened."""
+
+
+def drawn(page: Path, folder: Path, width: int = 1280) -> tuple[str, str, dict[str, int]]:
+    """The page's document as a browser made it, what the browser complained of, and what the probe saw."""
     assert CHROMIUM is not None
+    probed = page.with_name("probed.html")
+    probed.write_text(page.read_text().replace("</body>", PROBE))
     shown = subprocess.run(
         [
             CHROMIUM,
@@ -133,24 +238,52 @@ def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path) -> Non
             "--no-sandbox",
             "--disable-gpu",
             "--disable-background-networking",
-            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={width},800",
             "--virtual-time-budget=5000",
             "--enable-logging=stderr",
             "--dump-dom",
-            (shell.folder / "page.html").as_uri(),
+            probed.as_uri(),
         ],
         capture_output=True,
-        timeout=110,
+        timeout=60,
         check=True,
     )
     dom = shown.stdout.decode()
+    looked = re.search(r'data-looked="([^"]*)"', dom)
+    assert looked is not None, shown.stderr
+    return dom, shown.stderr.decode(), orjson.loads(html.unescape(looked[1]))
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [700, 1280])
+def test_the_page_draws_itself_in_a_browser(shell: Shell, tmp_path: Path, width: int) -> None:
+    log = written(shell, *large(), complete("large", group_id="<b>g</b>"))
+    shell.ok("inspect", "large", "--file", log, "--html", "page.html")
+    dom, complaints, looked = drawn(shell.folder / "page.html", tmp_path, width)
     assert 'data-ready="yes"' in dom
     assert "<title>large - freezepoint inspect</title>" in dom
-    assert dom.count("<canvas") >= 2
+    assert looked["canvases"] >= 2
+    assert [looked[part] for part in ("page", "tree", "strips")] == [0, 0, 0]
     assert dom.count('class="call"') >= 24
     assert "multiple_chains" in dom
-    drawn = dom.split("<main")[1].split("</main>")[0]
-    assert "<script" not in drawn
-    assert "<img" not in drawn
-    assert "<b>g</b>" not in drawn
-    assert "CONSOLE" not in shown.stderr.decode()  # no script error, nothing that the policy refused
+    main = dom.split("<main")[1].split("</main>")[0]
+    assert "<script" not in main
+    assert "<img" not in main
+    assert "<b>g</b>" not in main
+    assert "CONSOLE" not in complaints  # no script error, nothing that the policy refused
+
+
+@needs_chromium
+def test_thousands_of_traces_are_drawn_as_they_are_looked_at(shell: Shell, tmp_path: Path) -> None:
+    """Within the browser's time limit: once it took more than a minute."""
+    forks = [entry("forks", f"f{number}", [1, 2, 3, 1_000 + number], [5, 6]) for number in range(3_000)]
+    log = written(shell, entry("forks", "root", [1, 2], [3]), *forks, complete("forks"))
+    shell.ok("inspect", "forks", "--file", log, "--html", "page.html")
+    dom, complaints, looked = drawn(shell.folder / "page.html", tmp_path)
+    assert 'data-ready="yes"' in dom
+    assert looked["canvases"] <= 24
+    assert looked["folded"] == 200
+    assert 0 < looked["painted"] < 200
+    assert [looked[part] for part in ("page", "tree", "strips")] == [0, 0, 0]
+    assert "CONSOLE" not in complaints

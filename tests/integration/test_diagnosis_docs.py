@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from freezepoint.core.breaks import Likely
+from freezepoint.evidence import ENTRIES, MARKER
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
 from freezepoint_schemas import codec
@@ -51,8 +52,9 @@ def test_these_are_all_blocks() -> None:
 
 
 async def test_one_rollout(typist: Typist) -> None:
-    from_broker, from_file, as_page = (command for command, _ in blocks_of(DOCUMENT)[0].commands)
-    for command in (from_broker, from_file, as_page):
+    commands = [command for command, _ in blocks_of(DOCUMENT)[0].commands]
+    assert len(commands) == 4
+    for command in commands:
         typist.command(command)
         assert "rollout run7.12-0: MASKED" in typist.printed
         assert "reading it as all_traces" in typist.printed
@@ -60,14 +62,20 @@ async def test_one_rollout(typist: Typist) -> None:
 
 
 async def test_many(typist: Typist) -> None:
-    whole, limited, as_traces = (command for command, _ in blocks_of(DOCUMENT)[1].commands)
-    masked = []
-    for command in (whole, limited, as_traces):
+    masked, lag_to = [], None
+    for command, _ in blocks_of(DOCUMENT)[1].commands:
         typist.command(command)
         report = json.loads(typist.printed)
         assert report["results"] == ROLLOUTS
         masked.append(report["masked"])
-    assert masked == [MASKED, MASKED, 0]
+        lag_to = report["policy_versions"]["lag_to"]
+    assert masked == [MASKED, MASKED, 0, MASKED]
+    assert lag_to == 120
+
+
+def test_the_longest_id_that_is_kept_is_the_one_that_the_document_names() -> None:
+    assert f"more than {255 - len(ENTRIES)} characters" in document(DOCUMENT)
+    assert f"`{MARKER}`" in document(DOCUMENT)
 
 
 def test_what_is_likely_is_all_that_a_break_can_be() -> None:

@@ -7,9 +7,12 @@ from aiokafka.admin import NewPartitions
 
 from freezepoint.errors import MissingTopicError
 from freezepoint.transport.kafka import KafkaTransport
-from freezepoint.transport.ports import TopicFinding
+from freezepoint.transport.ports import Retention, TopicFinding
 from freezepoint_schemas.topics import Topic, TopicSpec, topic_specs
+from tests.events import entry
 from tests.integration.kafka_kit import config, set_config, transport
+from tests.integration.shell import Shell
+from tests.integration.workers import publish
 from tests.polling import poll_until_async
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -157,3 +160,27 @@ async def test_a_topic_created_again_is_another_one(kafka_bootstrap: str, unique
         await poll_until_async(gone, 30.0, "the topic is deleted")
         await admin.apply(specs(made))
         assert await admin.identity(Topic.TOKENS) not in (None, first)
+
+
+async def test_a_limit_in_bytes_is_told_where_it_cuts_a_time_short(
+    kafka_bootstrap: str, unique_prefix: str, shell: Shell
+) -> None:
+    """It is the operator's to set, so it is a warning, and no promise is made that it may break."""
+    async with transport(kafka_bootstrap, unique_prefix, partitions=1) as made:
+        assert await made.admin().retention(Topic.TOKENS) == Retention(7 * DAY_MS)
+        await set_config(made, Topic.TOKENS, {"retention.bytes": "123456789"})
+        assert await made.admin().retention(Topic.TOKENS) == Retention(7 * DAY_MS, 123_456_789)
+        findings = await made.admin().check(specs(made, 1))
+        assert all(finding.ok for finding in findings)
+        [warning] = [finding for finding in findings if finding.warns]
+        assert warning.message.startswith(
+            "retention.bytes is 123456789: a partition that grows beyond it loses"
+        )
+        await publish(made, [entry("r", "a", [1], [2])])
+        tokens = made.names[Topic.TOKENS]
+    broker = ("--broker", f"kafka://{kafka_bootstrap}", "--topic-prefix", made.names.prefix)
+    said = shell.ok("topics", "check", *broker).out.decode()
+    assert f"WARN {tokens}: retention.bytes is 123456789" in said
+    assert (
+        "unless its partition grows beyond 123456789 bytes" in shell.ok("inspect", "r", *broker).out.decode()
+    )

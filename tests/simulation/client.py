@@ -15,6 +15,7 @@ from freezepoint.transport.ports import (
     Position,
     Producer,
     Reader,
+    Retention,
     StartAt,
     Subscription,
     TopicAdmin,
@@ -90,9 +91,9 @@ class SimAdmin:
         """Nobody deletes a topic here."""
         return None
 
-    async def retention_ms(self, topic: Topic) -> int | None:
+    async def retention(self, topic: Topic) -> Retention:
         """Nothing expires here but what a fault truncates."""
-        return None
+        return Retention()
 
     async def apply(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
         return await self.check(specs)

@@ -15,7 +15,7 @@ from freezepoint.core.snapshot import take_snapshot
 from freezepoint_schemas.events import TokenEntry
 from freezepoint_schemas.reasons import Reason
 from freezepoint_schemas.results import Result
-from tests.events import complete
+from tests.events import comparable, complete
 from tests.frozen_logs import calls, frozen
 
 FORK = "m:[1,2]->[3] x:[1,2,3,4]->[5] y:[1,2,3,9]->[6]"
@@ -301,3 +301,26 @@ def test_a_complete_event_chooses_for_its_rollout() -> None:
     result = single(FORK, closing=closing)
     assert (result.builder, result.delivery, len(result.traces)) == ("per_request", "all_traces", 3)
     assert not result.mask_sample
+
+
+@pytest.mark.parametrize("named", ["event", "worker"])
+def test_the_delivery_per_request_is_that_builder_as_all_traces(named: str) -> None:
+    closing = complete("r", delivery="per_request") if named == "event" else complete("r")
+    own = "single_response" if named == "event" else "per_request"
+    result = build_result(frozen(calls(FORK), closing), delivery=own)
+    as_pair = build_result(frozen(calls(FORK)), builder="per_request", delivery="all_traces")
+    assert comparable(result) == comparable(as_pair)
+    assert (result.builder, result.delivery, result.mask_sample) == ("per_request", "all_traces", False)
+    assert [trace.role for trace in result.traces] == ["req-0", "req-1", "req-2"]
+
+
+def test_what_an_event_names_goes_before_the_delivery_per_request_of_a_worker() -> None:
+    def choice(worker_builder: str = "prefix_merging", **named: str) -> tuple[str, str]:
+        log = frozen(calls(FORK), complete("r", **named))
+        result = build_result(log, builder=worker_builder, delivery="per_request")
+        return result.builder, result.delivery
+
+    assert choice() == choice("per_request") == ("per_request", "all_traces")
+    assert choice(delivery="single_response") == ("prefix_merging", "single_response")
+    assert choice(builder="prefix_merging") == ("prefix_merging", "all_traces")
+    assert choice(builder="prefix_merging", delivery="per_request") == ("per_request", "all_traces")

@@ -9,11 +9,12 @@ import orjson
 import pytest
 
 from freezepoint.core.frozen import FrozenLog
-from freezepoint.inspection import Found, as_page, as_text, explain, find_in_files
+from freezepoint.inspection import Found, Life, LifeState, as_page, as_text, explain, find_in_files
 from freezepoint.inspection.advice import ASIDE, MEANINGS
 from freezepoint.inspection.explain import Explanation
 from freezepoint.lines import sources
 from freezepoint.settings import WorkerSettings
+from freezepoint.transport.ports import Retention
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.reasons import NotDelivered, Reason
@@ -24,8 +25,12 @@ FORK = "m:[1,2]->[3] x:[1,2,3,4]->[5] y:[1,2,3,9]->[6]"
 RETRY = "root:[1,2]->[3] a:[1,2,3,4]->[5] b:[1,2,3,4]->[9]"
 
 
-def explained(log: FrozenLog, **found: Any) -> Explanation:
-    return explain(Found(log, **found), WorkerSettings())
+MOMENT_MS = 1_750_000_000_000
+
+
+def explained(log: FrozenLog, state: LifeState = LifeState.FROZEN, **found: Any) -> Explanation:
+    life = Life(log, state, first_ms=MOMENT_MS, notes=["offset 3: bad"])
+    return explain(Found(life, **found), WorkerSettings())
 
 
 def test_every_reason_has_a_meaning() -> None:
@@ -71,6 +76,29 @@ def test_what_would_unmask_is_tried() -> None:
     ]
 
 
+CONTINUED = f"{RETRY} next:[1,2,3,4,9,8]->[7]"
+
+
+@pytest.mark.parametrize(
+    ("notation", "terminal", "aside", "why"),
+    [
+        (CONTINUED, None, "a", "its sibling b was gone on from, and it by no call that counts"),
+        (RETRY, "b", "a", "its sibling b is the call that the rollout ended with"),
+        (CONTINUED, "b", "a", "its sibling b is the call that the rollout ended with"),
+        (CONTINUED, "next", "a", "its sibling b was gone on from, and it by no call that counts"),
+        (RETRY, None, "b", "neither it nor any sibling was gone on from"),
+        ("a:[1]->[2] b:[1]->[3] task:[5]->[6]", "task", "b", "neither it nor any sibling was gone on from"),
+    ],
+)
+def test_a_retry_is_set_aside_for_what_holds(
+    notation: str, terminal: str | None, aside: str, why: str
+) -> None:
+    log = frozen(calls(notation), complete("r", terminal_call_id=terminal))
+    found = {call["call_id"]: call for call in explained(log).facts["calls"] if call["set_aside"]}
+    assert found[aside]["set_aside"] == "superseded_retry"
+    assert why in found[aside]["why"]
+
+
 def test_a_proved_chain_names_the_setting_that_keeps_it() -> None:
     a, b = calls("a:[1]->[2] b:[1,2,3]->[4]")
     entries = [a, b.model_copy(update={"parent_call_id": "a"})]
@@ -82,14 +110,10 @@ def test_a_proved_chain_names_the_setting_that_keeps_it() -> None:
 
 def test_the_text_says_what_matters() -> None:
     drifted = "a:[1]->[10,11,12] b:[1,10,11,99,5]->[6]"
-    text = as_text(
-        explained(
-            frozen(calls(drifted)), closed=False, kept_until_ms=1_750_000_000_000, letters=["offset 3: bad"]
-        ).facts
-    )
+    text = as_text(explained(frozen(calls(drifted)), LifeState.OPEN, retention=Retention(40_000)).facts)
     for part in (
         "rollout r: MASKED (prefix_merging, single_response)",
-        "the topic keeps it until 2025-06-15 15:06:40 UTC at least",
+        "the topic keeps it until 2025-06-15 15:07:20 UTC at least",
         "still open",
         "multiple_roots: there is not exactly one first call",
         "main: 4 tokens, 3 sampled, weight 0.75",
@@ -97,6 +121,25 @@ def test_the_text_says_what_matters() -> None:
         "offset 3: bad",
     ):
         assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        (Retention(), None),
+        (Retention(1_000), "the topic keeps it until 2025-06-15 15:06:41 UTC at least\n"),
+        (Retention(1_000, 500), "15:06:41 UTC at least, unless its partition grows beyond 500 bytes\n"),
+        (Retention(None, 500), "the topic keeps it until its partition grows beyond 500 bytes\n"),
+    ],
+)
+def test_how_long_the_topic_keeps_it(retention: Retention, kept: str | None) -> None:
+    log = frozen(calls(FORK))
+    explanation = explained(log, retention=retention)
+    text = as_text(explanation.facts)
+    assert kept in text if kept else "keeps it" not in text
+    data = orjson.loads(as_page(log, explanation).split('id="data">')[1].split("</script>")[0])
+    assert (data["kept"] is None) == (kept is None)
+    assert (data["kept"] or "") in text
 
 
 def test_ids_cannot_steer_a_terminal() -> None:
@@ -117,6 +160,14 @@ def test_a_thousand_turns_are_shortened() -> None:
     assert len(text.splitlines()) < 40
 
 
+def test_a_thousand_traces_are_shortened() -> None:
+    forks = [entry("r", f"f{number:04}", [1, 2, 3, number + 10], [5]) for number in range(1_000)]
+    text = as_text(explained(frozen([entry("r", "root", [1, 2], [3]), *forks])).facts)
+    assert "... 988 more traces ..." in text
+    assert "branch-998: " in text
+    assert len(text.splitlines()) < 120
+
+
 def test_nothing_recorded_is_explained_too() -> None:
     text = as_text(explained(frozen([])).facts)
     assert "no_records" in text
@@ -134,7 +185,7 @@ def test_the_last_life_in_files_is_found(tmp_path: Path) -> None:
     with sources([name]) as files:
         found = find_in_files(WorkerSettings(), "a", files)
         assert found is not None
-        assert (found.log.rollout_id, len(found.log.entries), len(found.letters)) == ("a", 1, 1)
+        assert (found.log.rollout_id, len(found.log.entries), len(found.life.notes)) == ("a", 1, 1)
         assert find_in_files(WorkerSettings(), "c", files) is None
 
 

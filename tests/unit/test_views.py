@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from freezepoint.core.build import ALL_TRACES, SINGLE_RESPONSE, build_result
-from freezepoint.core.views import PER_REQUEST, view
+from freezepoint.core.build import ALL_TRACES, PER_REQUEST, SINGLE_RESPONSE, build_result
+from freezepoint.core.views import view
 from freezepoint_schemas import codec
 from freezepoint_schemas.reasons import Reason
 from tests.events import complete

@@ -10,7 +10,7 @@ import orjson
 
 from freezepoint.errors import DamagedCaptureError, InputError
 from freezepoint.lines import Line
-from freezepoint.store.files import ENTRIES, INCOMPLETE, INTENTS, STATE, RolloutFiles
+from freezepoint.store.files import ENTRIES, INCOMPLETE, INTENTS, ROLLOUT_ID_LENGTH_MAX, STATE, RolloutFiles
 from freezepoint.store.intents import announced_calls
 from freezepoint.store.state import CaptureState, marked_calls
 from freezepoint_schemas.events import CallIntent, CaptureIncomplete, InputEvent
@@ -72,6 +72,8 @@ def untorn(lines: Iterable[Line], torn: list[Line]) -> Iterator[Line]:
 
 def known_beside(file_name: str, rollout_id: str) -> list[InputEvent]:
     """What the files beside the entries say of a rollout: announced calls, incomplete marks, lost lines."""
+    if len(rollout_id) > ROLLOUT_ID_LENGTH_MAX:
+        return []  # evidence of a worker: the names of such files would be too long
     path = Path(file_name)
     files = RolloutFiles(path.parent, rollout_id)
     events: list[InputEvent] = [
@@ -96,6 +98,8 @@ def _mark(rollout_id: str, model_call_id: str = "", reason: str = "") -> Capture
 
 
 def _is_retired(files: RolloutFiles) -> bool:
+    if len(files.rollout_id) > ROLLOUT_ID_LENGTH_MAX:
+        return False
     try:
         return CaptureState.read(files).retired
     except DamagedCaptureError:

@@ -20,7 +20,7 @@ from freezepoint.errors import BrokerError, ConfigurationError, MissingTopicErro
 from freezepoint.restore import restore
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
-from freezepoint.transport.ports import Broker, Check, Extent, Verdict
+from freezepoint.transport.ports import Broker, Check, Extent, TopicFinding, Verdict
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.ledger import PROGRESS_KEY
@@ -88,13 +88,19 @@ async def _topics(broker: Broker, settings: Settings) -> AsyncIterator[Check]:
         yield Check("topics", "fail", str(error), "look at the brokers' logs")
         return
     for finding in findings:
-        verdict: Verdict = "ok" if finding.ok else "fail" if finding.spoils else "warn"
-        yield Check(finding.topic, verdict, finding.message, None if finding.ok else APPLY)
+        yield _topic(finding)
     yield await _retention(broker, settings)
 
 
+def _topic(finding: TopicFinding) -> Check:
+    if finding.warns:
+        return Check(finding.topic, "warn", finding.message, "kafka-configs.sh, unless it is meant")
+    verdict: Verdict = "ok" if finding.ok else "fail" if finding.spoils else "warn"
+    return Check(finding.topic, verdict, finding.message, None if finding.ok else APPLY)
+
+
 async def _retention(broker: Broker, settings: Settings) -> Check:
-    kept_ms = await broker.admin().retention_ms(Topic.TOKENS)
+    kept_ms = (await broker.admin().retention(Topic.TOKENS)).milliseconds
     wanted_ms = settings.worker.rollout_timeout_s * 1000
     if kept_ms is None or kept_ms > wanted_ms:
         return Check("retention", "ok", "tokens are kept longer than a rollout may be idle")

@@ -50,12 +50,14 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
+        """:raises ConfigurationError: a folder is not fit for its use."""
+        evidence = EvidenceKeeper.of(settings)
         return cls(
             settings.memory_bytes_max,
             settings.spool_bytes_max,
             Spool(settings.spool_folder),
             settings.pending_bytes_max,
-            evidence=EvidenceKeeper.of(settings),
+            evidence=evidence,
         )
 
     @property

@@ -15,9 +15,13 @@ _ROUNDED = 4
 
 @dataclass(slots=True)
 class Report:
-    """Counts results under one delivery (None: each result's own)."""
+    """Counts results under one delivery (None: each result's own).
+
+    ``policy_version``: what results are behind (None: the newest version that any of them has).
+    """
 
     delivery: str | None = None
+    policy_version: int | None = None
     results: int = 0
     masked: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -27,9 +31,10 @@ class Report:
     calls: int = 0
     traces: int = 0
     crossing_refits: int = 0
-    spread_sum: int = 0
-    spread_max: int = 0
-    versions: list[int] = field(default_factory=list)
+    spreads: Counter[int] = field(default_factory=Counter)
+    oldest: Counter[int] = field(default_factory=Counter)
+    """By the oldest policy version of a result: how many results. As ``spreads``, of those whose versions are numbers."""
+    newest: int | None = None
 
     def add(self, result: Result) -> None:
         """Count one result."""
@@ -51,11 +56,9 @@ class Report:
     def _add_versions(self, versions: dict[str, Any]) -> None:
         self.crossing_refits += versions.get("distinct", 0) > 1
         if "min" in versions:
-            spread = versions["max"] - versions["min"]
-            self.spread_sum += spread
-            self.spread_max = max(self.spread_max, spread)
-            bounds = [*self.versions, versions["min"], versions["max"]]
-            self.versions = [min(bounds), max(bounds)]
+            self.oldest[versions["min"]] += 1
+            self.spreads[versions["max"] - versions["min"]] += 1
+            self.newest = versions["max"] if self.newest is None else max(self.newest, versions["max"])
 
     @property
     def masked_fraction(self) -> float:
@@ -81,14 +84,35 @@ class Report:
             "calls": self.calls,
             "traces": self.traces,
             "likely_prefix_breaks": dict(self.breaks.most_common()),
-            "policy_versions": {
-                "min": self.versions[0] if self.versions else None,
-                "max": self.versions[1] if self.versions else None,
-                "spread_mean": round(self.spread_sum / self.results, _ROUNDED) if self.results else 0.0,
-                "spread_max": self.spread_max,
-                "rollouts_crossing_refits": self.crossing_refits,
-            },
+            "policy_versions": self._policy_versions(),
         }
+
+    def _policy_versions(self) -> dict[str, Any]:
+        """Spread: between the oldest and the newest version of one result. Lag: how far its oldest is behind."""
+        current = self.newest if self.policy_version is None else self.policy_version
+        lags = Counter(
+            {current - oldest: count for oldest, count in self.oldest.items()} if current is not None else {}
+        )
+        return {
+            "results": self.oldest.total(),
+            "min": min(self.oldest, default=None),
+            "max": self.newest,
+            "spread_mean": _mean(self.spreads),
+            "spread_max": max(self.spreads, default=None),
+            "rollouts_crossing_refits": self.crossing_refits,
+            "lag_to": current,
+            "lag_mean": _mean(lags),
+            "lag_max": max(lags, default=None),
+        }
+
+
+def _mean(counted: Counter[int]) -> float | None:
+    """None without any."""
+    return (
+        round(sum(value * count for value, count in counted.items()) / counted.total(), _ROUNDED)
+        if counted
+        else None
+    )
 
 
 def _captured(result: Result) -> int:

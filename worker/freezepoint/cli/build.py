@@ -27,7 +27,9 @@ def build(
         ),
     ],
     builder: Annotated[str | None, typer.Option(help="prefix_merging (default) or per_request.")] = None,
-    delivery: Annotated[str | None, typer.Option(help="single_response (default) or all_traces.")] = None,
+    delivery: Annotated[
+        str | None, typer.Option(help="single_response (default), all_traces or per_request.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name in results that have none.")] = None,
     projection: Annotated[
         Projection, typer.Option(help="The result record, or the reference's dictionary.")

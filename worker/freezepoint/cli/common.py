@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from freezepoint.core.build import DELIVERIES
+from freezepoint.core.build import DELIVERY_NAMES
 from freezepoint.core.builder import BUILDERS
 from freezepoint.errors import ConfigurationError, FreezepointError, InputError
 from freezepoint.settings import Settings
@@ -70,7 +70,7 @@ def load_settings(
         raise ConfigurationError(f"{path}: {error}") from None
     chosen = settings.worker.model_copy(update=_given(worker or {}))
     _require_known("builder", chosen.builder, BUILDERS)
-    _require_known("delivery", chosen.delivery, DELIVERIES)
+    _require_known("delivery", chosen.delivery, DELIVERY_NAMES)
     return settings.model_copy(update={"worker": chosen})
 
 

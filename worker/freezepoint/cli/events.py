@@ -36,7 +36,9 @@ def complete(
     group_id: GroupId = None,
     group_size: GroupSize = None,
     builder: Annotated[str | None, typer.Option(help="Build this rollout with another builder.")] = None,
-    delivery: Annotated[str | None, typer.Option(help="Deliver this rollout another way.")] = None,
+    delivery: Annotated[
+        str | None, typer.Option(help="Deliver this rollout as single_response, all_traces or per_request.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name in the result.")] = None,
     terminal_call_id: Annotated[
         str | None, typer.Option(help="The call that the rollout ended with.")

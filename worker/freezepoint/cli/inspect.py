@@ -61,7 +61,18 @@ def inspect(
     rollout_id: Annotated[str, typer.Argument(metavar="ROLLOUT_ID", help="The rollout to explain.")],
     file: Files = None,
     builder: Annotated[str | None, typer.Option(help="prefix_merging (default) or per_request.")] = None,
-    delivery: Annotated[str | None, typer.Option(help="single_response (default) or all_traces.")] = None,
+    delivery: Annotated[
+        str | None, typer.Option(help="single_response (default), all_traces or per_request.")
+    ] = None,
+    life: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Which life of the id, the oldest being 1. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="All facts as one JSON object.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also write one self-contained page.")
@@ -73,7 +84,7 @@ def inspect(
     if not is_rollout_id(rollout_id):
         raise InputError(f"{rollout_id!r} is no valid rollout id")
     settings = load_settings(broker, topic_prefix, worker={"builder": builder, "delivery": delivery})
-    found = _find(settings, rollout_id, file)
+    found = _find(settings, rollout_id, file, life)
     if found is None:
         raise InputError(f"nothing of rollout {rollout_id} is there")
     explanation = explain(found, settings.worker)
@@ -83,11 +94,11 @@ def inspect(
     _print(explanation, json=json)
 
 
-def _find(settings: Settings, rollout_id: str, file: list[str] | None) -> Found | None:
+def _find(settings: Settings, rollout_id: str, file: list[str] | None, life: int | None) -> Found | None:
     if not file:
-        return run_async(find_in_broker(settings, rollout_id))
+        return run_async(find_in_broker(settings, rollout_id, life))
     with sources(expanded(file)) as files:
-        return find_in_files(settings.worker, rollout_id, files)
+        return find_in_files(settings.worker, rollout_id, files, life)
 
 
 def _print(explanation: Explanation, *, json: bool) -> None:
@@ -108,13 +119,21 @@ def report(
     min_samples: Annotated[
         int, typer.Option(min=0, help="Fail if there are fewer results: too few to judge.")
     ] = 0,
+    policy_version: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="The trainer's policy version, which results lag behind. Default: the newest in the results.",
+            show_default=False,
+        ),
+    ] = None,
     broker: Broker = None,
     topic_prefix: TopicPrefix = None,
 ) -> None:
     """Sum all committed results up as one JSON object: masked and why, tokens, staleness."""
     if delivery not in (None, *VIEWS):
         raise InputError(f"unknown delivery {delivery!r}; there are {', '.join(VIEWS)}")
-    counted = Report(delivery)
+    counted = Report(delivery, policy_version)
     if file:
         bad = _count_files(file, counted)
     else:

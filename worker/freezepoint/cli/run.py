@@ -37,7 +37,7 @@ def run(
         str | None, typer.Option(help="Consumer group; its workers share the partitions.")
     ] = None,
     builder: Annotated[str | None, typer.Option(help="prefix_merging or per_request.")] = None,
-    delivery: Annotated[str | None, typer.Option(help="single_response or all_traces.")] = None,
+    delivery: Annotated[str | None, typer.Option(help="single_response, all_traces or per_request.")] = None,
     log_level: Annotated[LogLevel, typer.Option(envvar="FREEZEPOINT_LOG_LEVEL")] = LogLevel.INFO,
     broker: Broker = None,
     topic_prefix: TopicPrefix = None,

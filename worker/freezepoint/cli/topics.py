@@ -62,6 +62,7 @@ async def _findings(settings: Settings, partitions: int | None, *, change: bool)
 def _report(findings: Sequence[TopicFinding]) -> None:
     for finding in findings:
         message = finding.message.removeprefix(f"{finding.topic}: ")
-        write_line(f"{'ok  ' if finding.ok else 'FAIL'} {finding.topic}: {message}".encode())
+        word = "WARN" if finding.warns else "ok  " if finding.ok else "FAIL"
+        write_line(f"{word} {finding.topic}: {message}".encode())
     if not all(finding.ok for finding in findings):
         raise typer.Exit(FAILED)

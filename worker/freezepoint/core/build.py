@@ -15,6 +15,8 @@ from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.judging import (
     ALL_TRACES,
     DELIVERIES,
+    DELIVERY_NAMES,
+    PER_REQUEST,
     SINGLE_RESPONSE,
     Choice,
     Leniency,
@@ -27,7 +29,15 @@ from freezepoint_schemas.events import RolloutComplete
 from freezepoint_schemas.reasons import Reason, ordered
 from freezepoint_schemas.results import Result, SnapshotInfo
 
-__all__ = ["ALL_TRACES", "DELIVERIES", "SINGLE_RESPONSE", "Leniency", "build_result"]
+__all__ = [
+    "ALL_TRACES",
+    "DELIVERIES",
+    "DELIVERY_NAMES",
+    "PER_REQUEST",
+    "SINGLE_RESPONSE",
+    "Leniency",
+    "build_result",
+]
 
 TRACE_TOKENS_MAX = 1 << 27
 _TOKENS_PER_CALL = 100  # a span and an item take about this many tokens' memory
@@ -62,7 +72,8 @@ def build_result(
 ) -> Result:
     """The result of a frozen log; equal logs, whatever their order and encoding, give equal results.
 
-    :param builder: used unless the closing event names one; likewise ``delivery``.
+    :param builder: used unless the closing event names one; likewise ``delivery``, which may be ``per_request``: that
+        builder, delivered as all traces.
     :param trace_tokens_max: above it a result keeps its main trace at most, masked ``rollout_too_large``
         (traces that share a stem written by reference can hold far more tokens than were received).
     :param leniency: what masks by choice.
@@ -82,10 +93,18 @@ def build_result(
 
 
 def _choice(log: FrozenLog, builder: str, delivery: str) -> Choice:
-    if isinstance(log.closing, RolloutComplete):
-        builder = builder if log.closing.builder is None else log.closing.builder
-        delivery = delivery if log.closing.delivery is None else log.closing.delivery
-    return Choice(builder, delivery)
+    """What the closing event names goes before what the worker was told. A delivery that names a pair brings its builder
+    with it, unless the event named one and not the delivery."""
+    named = (
+        log.closing
+        if isinstance(log.closing, RolloutComplete)
+        else RolloutComplete(rollout_id=log.rollout_id)
+    )
+    chosen = delivery if named.delivery is None else named.delivery
+    if chosen != PER_REQUEST:
+        return Choice(builder if named.builder is None else named.builder, chosen)
+    own = named.builder if named.delivery is None else None
+    return Choice(PER_REQUEST if own is None else own, ALL_TRACES)
 
 
 def _check(choice: Choice) -> None:
@@ -96,7 +115,7 @@ def _check(choice: Choice) -> None:
         )
     if delivery not in DELIVERIES:
         raise _UnknownChoiceError(
-            f"Unknown delivery {delivery[:80]!r}: this worker knows {', '.join(DELIVERIES)}."
+            f"Unknown delivery {delivery[:80]!r}: this worker knows {', '.join(DELIVERY_NAMES)}."
         )
 
 

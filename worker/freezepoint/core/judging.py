@@ -17,6 +17,9 @@ from freezepoint_schemas.reasons import Reason, ordered
 SINGLE_RESPONSE = "single_response"
 ALL_TRACES = "all_traces"
 DELIVERIES = (SINGLE_RESPONSE, ALL_TRACES)
+PER_REQUEST = "per_request"
+"""Stands for a pair where a delivery is chosen: the builder of this name, delivered as all traces."""
+DELIVERY_NAMES = (*DELIVERIES, PER_REQUEST)
 
 _NOTHING_RECORDED = "No call of this rollout was recorded."
 _EVERYTHING_LOST = "Nothing to build: the calls of this rollout were lost or dropped."
@@ -93,7 +96,7 @@ def closing_reasons(log: FrozenLog) -> set[Reason]:
 def _failures(snapshot: Snapshot, output: BuildOutput, choice: Choice) -> set[Reason]:
     """Why there is nothing to deliver."""
     failures: set[Reason] = set()
-    undeliverable = choice.is_single and choice.builder == "per_request"
+    undeliverable = choice.is_single and choice.builder == PER_REQUEST
     if undeliverable:
         failures.add(Reason.BUILDER_NOT_DELIVERABLE)
     if not snapshot.recorded:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from freezepoint.core.builder import MAIN
-from freezepoint.core.judging import ALL_TRACES, DELIVERIES, SINGLE_RESPONSE
+from freezepoint.core.judging import ALL_TRACES, DELIVERY_NAMES, PER_REQUEST, SINGLE_RESPONSE
 from freezepoint.core.routes import routes_of
 from freezepoint_schemas.reasons import Reason, ordered
 from freezepoint_schemas.results import Result, Trace, TraceItem
 
-PER_REQUEST = "per_request"
 _SHAPE = frozenset({Reason.MULTIPLE_ROOTS, Reason.MULTIPLE_CHAINS})
-VIEWS = (*DELIVERIES, PER_REQUEST)
+VIEWS = DELIVERY_NAMES
 """What a reader may choose; ``per_request`` is all traces, taken apart into one for each call."""
 
 
@@ -86,7 +85,7 @@ def _reasons(result: Result, delivery: str) -> Sequence[Reason]:
 
 def _shape_by_metrics(result: Result) -> set[Reason]:
     """What masks as a single response what was published as all traces, by the metrics, which speak of the main chain."""
-    if result.builder == "per_request":
+    if result.builder == PER_REQUEST:
         return {Reason.BUILDER_NOT_DELIVERABLE}
     checks = {
         Reason.NO_SAFE_CHAIN: all(trace.role != MAIN for trace in result.traces),

@@ -32,7 +32,7 @@ MEANINGS: dict[Reason, str] = {
 
 ASIDE: dict[NotDelivered, str] = {
     NotDelivered.AMBIGUOUS_PARENT: "continues several calls with the same tokens; parent_call_id would tell which",
-    NotDelivered.SUPERSEDED_RETRY: "a retry that nothing went on from, while something did from its sibling",
+    NotDelivered.SUPERSEDED_RETRY: "a retry that was not kept",
     NotDelivered.QUARANTINED_ANCESTOR: "descends from a call that was set aside",
     NotDelivered.AFTER_TERMINAL: "follows the call that the rollout ended with",
     NotDelivered.EMPTY_GENERATION: "generated nothing",

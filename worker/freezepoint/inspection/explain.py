@@ -14,13 +14,17 @@ from freezepoint.core.snapshot import ResolvedCall, Snapshot, take_snapshot
 from freezepoint.core.views import view
 from freezepoint.inspection.advice import ASIDE, MEANINGS
 from freezepoint.inspection.finding import Found
+from freezepoint.inspection.following import Beginning, LifeState
+from freezepoint.inspection.retries import Retries
+from freezepoint.inspection.standing import publication, remarks, verdict
 from freezepoint.settings import WorkerSettings
-from freezepoint_schemas.events import RolloutComplete
-from freezepoint_schemas.reasons import Reason
+from freezepoint_schemas.events import RolloutCancelled, RolloutComplete
+from freezepoint_schemas.reasons import NotDelivered, Reason
 from freezepoint_schemas.results import Result, Trace
 
 TRIED_MAX = 8
 """How many calls are tried as the one that the rollout ended with: each is a build."""
+_CUT = (Beginning.REMOVED, Beginning.DOUBTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +36,24 @@ class Explanation:
 
 
 def explain(found: Found, settings: WorkerSettings) -> Explanation:
-    """Build the log again and tell what came of it, and why."""
+    """Build the log again and tell what came of it, and why. Without its beginning it is masked ``input_expired``."""
     log = found.log
+    if found.life.beginning in _CUT:
+        log = replace(log, faults=log.faults | {Reason.INPUT_EXPIRED})
     result = result_of(log, settings)
     snapshot = take_snapshot(log)
     builder = BUILDERS.get(result.builder, BUILDERS["prefix_merging"])
     output = builder(snapshot.calls, snapshot.terminal)
-    facts = {
+    facts: dict[str, Any] = {
         "rollout_id": log.rollout_id,
-        "state": "frozen" if found.closed else "open",
-        "lives_in_log": found.lives,
-        "kept_until_ms": found.kept_until_ms,
+        "life": found.number,
+        "lives": found.count,
+        "state": found.life.state.value,
+        "beginning": found.life.beginning.value,
+        "published": publication(found, result),
+        **_kept(found),
         "snapshot": result.snapshot.model_dump(),
-        "closing": _closing(log),
+        "closing": _closing(found),
         "builder": result.builder,
         "delivery": result.delivery,
         "model": result.model,
@@ -58,21 +67,44 @@ def explain(found: Found, settings: WorkerSettings) -> Explanation:
             _calls(snapshot, output, result), key=lambda call: (call["created_at"], call["call_id"])
         ),
         "traces": [_trace(trace, weight) for trace, weight in _weighed(result)],
-        "set_aside_records": list(found.letters),
+        "set_aside_records": list(found.life.notes),
         "unmasked_by": _unmasked_by(log, result, snapshot, output, settings),
     }
+    facts["verdict"] = verdict(facts)
+    facts["remarks"] = remarks(found, facts)
     return Explanation(result, facts)
 
 
-def _closing(log: FrozenLog) -> dict[str, Any]:
-    if not hasattr(log.closing, "model_dump"):
+def _kept(found: Found) -> dict[str, Any]:
+    """Of a life whose first records are gone there is nothing to promise."""
+    whole = found.life.beginning in (Beginning.KEPT, Beginning.UNKNOWN)
+    return {
+        "kept_until_ms": found.kept_until_ms if whole else None,
+        "kept_up_to_bytes": found.retention.partition_bytes if whole and found.retention else None,
+    }
+
+
+def _closing(found: Found) -> dict[str, Any]:
+    closing = found.log.closing
+    if not isinstance(closing, RolloutComplete | RolloutCancelled):
         return {"event": "timed out"}
-    said: dict[str, Any] = log.closing.model_dump(exclude_none=True, exclude={"rollout_id", "schema_version"})
-    return said
+    match found.life.state:
+        case LifeState.GONE:
+            return {"event": "not in the log any more"}
+        case LifeState.OPEN:
+            return {"event": "none yet"}
+        case LifeState.CLEARED:
+            return {"event": "cleared"}
+        case LifeState.FROZEN:
+            said: dict[str, Any] = closing.model_dump(
+                exclude_none=True, exclude={"rollout_id", "schema_version"}
+            )
+            return said
 
 
 def _calls(snapshot: Snapshot, output: BuildOutput, result: Result) -> Iterator[dict[str, Any]]:
     owners = {span.call_id: trace.role for trace in result.traces for span in trace.spans}
+    retries = Retries.of(snapshot, output)
     for call in snapshot.calls:
         link = output.links.get(call.call_id)
         reason = output.not_delivered.get(call.call_id)
@@ -81,7 +113,7 @@ def _calls(snapshot: Snapshot, output: BuildOutput, result: Result) -> Iterator[
             "link": link.how.name.lower() + ("_recovered" if link.recovered else "") if link else None,
             "trace": owners.get(call.call_id),
             "set_aside": reason.value if reason else None,
-            "why": ASIDE[reason] if reason else None,
+            "why": _why(call, reason, retries),
         }
     for entry, reason in snapshot.set_aside:
         yield {
@@ -92,6 +124,12 @@ def _calls(snapshot: Snapshot, output: BuildOutput, result: Result) -> Iterator[
             "set_aside": reason.value,
             "why": ASIDE[reason],
         }
+
+
+def _why(call: ResolvedCall, reason: NotDelivered | None, retries: Retries) -> str | None:
+    if reason is NotDelivered.SUPERSEDED_RETRY:
+        return retries.why(call)
+    return ASIDE[reason] if reason else None
 
 
 def _call(call: ResolvedCall) -> dict[str, Any]:

@@ -3,87 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from freezepoint.core.effects import DeadLetter, Freeze
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.partition import PartitionConfig, PartitionCore
-from freezepoint.core.records import InputRecord
 from freezepoint.core.rollout import LogLimits
+from freezepoint.errors import InputError
+from freezepoint.inspection.following import Beginning, Follower, Life, LifeState
+from freezepoint.inspection.ledger import POLL_RECORDS, POLL_S, Ledger, read_ledger
 from freezepoint.lines import LineError, Source
 from freezepoint.offline import OfflineBuilder
 from freezepoint.settings import Settings, WorkerSettings
 from freezepoint.transport.connect import connect
-from freezepoint_schemas.events import RolloutComplete
-from freezepoint_schemas.headers import ERROR_MESSAGE, header
+from freezepoint.transport.ports import Retention
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, partition_for
-
-POLL_S = 0.5
-POLL_RECORDS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The last life of a rollout. ``closed``: its end is there; else it is shown as if it completed now. ``lives``: how
-    many lives the log still has. ``kept_until_ms``: when the topic may begin to delete its records (Unix milliseconds),
-    None where that is unknown or never. ``letters``: records of it that were set aside, in words."""
+    """One life of a rollout: number ``number`` of the ``count`` that are known, the oldest being 1.
 
-    log: FrozenLog
-    closed: bool = True
-    lives: int = 1
-    kept_until_ms: int | None = None
-    letters: Sequence[str] = ()
+    ``ledger``: what its workers decided; None where there are none. ``log_start``: the first offset of its partition that
+    is still there. ``retention``: of the topic; None where there is none.
+    """
 
+    life: Life
+    number: int = 1
+    count: int = 1
+    ledger: Ledger | None = None
+    log_start: int = 0
+    retention: Retention | None = None
 
-@dataclass(slots=True)
-class _Follower:
-    """Folds the records of one key."""
+    @property
+    def log(self) -> FrozenLog:
+        return self.life.log
 
-    rollout_id: str
-    core: PartitionCore
-    logs: list[FrozenLog] = field(default_factory=list)
-    letters: list[str] = field(default_factory=list)
-    stamps: dict[int, int] = field(default_factory=dict)
-
-    def take(self, record: InputRecord) -> None:
-        if record.key != self.rollout_id.encode("ascii"):
-            return
-        self.stamps[record.offset] = record.timestamp_ms
-        for effect in self.core.feed(record):
-            match effect:
-                case Freeze():
-                    self.logs.append(effect.log)
-                case DeadLetter():
-                    message = (header(effect.record.headers, ERROR_MESSAGE) or b"").decode()
-                    self.letters.append(f"offset {effect.offset}: {effect.reason}: {message}")
-
-    def found(self, retention_ms: int | None) -> Found | None:
-        life = self.core.open.get(self.rollout_id)
-        if life is not None:
-            complete = RolloutComplete(rollout_id=self.rollout_id)
-            partition = self.core.config.partition
-            self.logs.append(life.freeze(complete, partition, self.core.next_offset))
-        if not self.logs:
-            return None
-        log = self.logs[-1]
-        first_ms = next((stamp for offset, stamp in self.stamps.items() if offset >= log.first_offset), None)
-        kept_until_ms = None if retention_ms is None or first_ms is None else first_ms + retention_ms
-        return Found(log, life is None, len(self.logs), kept_until_ms, tuple(self.letters))
+    @property
+    def kept_until_ms(self) -> int | None:
+        """When the topic may begin to delete its records for their age (Unix milliseconds); None: unknown, or never."""
+        age_ms = self.retention.milliseconds if self.retention else None
+        return None if age_ms is None or self.life.first_ms is None else self.life.first_ms + age_ms
 
 
-async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
-    """Read the rollout's partition from its begin and keep what is of it; None where there is nothing.
+async def find_in_broker(settings: Settings, rollout_id: str, number: int | None = None) -> Found | None:
+    """Read the ledger, then the rollout's partition from its begin, and keep what is of it; None where there is nothing.
 
+    :param number: of the life, by default the last.
+    :raises InputError: there is no such life.
     :raises BrokerError: the broker failed.
     :raises MissingTopicError: there are no topics.
     """
     async with connect(settings) as transport:
         count = await transport.admin().partitions(Topic.TOKENS)
-        retention_ms = await transport.admin().retention_ms(Topic.TOKENS)
+        retention = await transport.admin().retention(Topic.TOKENS)
         partition = partition_for(rollout_id.encode("ascii"), count)
-        name = transport.names[Topic.TOKENS]
-        follower = _Follower(rollout_id, _core(settings.worker, name, partition, count))
+        ledger = await read_ledger(transport, partition, rollout_id)
+        core = _core(settings.worker, transport.names[Topic.TOKENS], partition, count)
+        follower = Follower(rollout_id, core, ledger)
         reader = await transport.reader(Topic.TOKENS, partitions=[partition])
         try:
             while not await reader.at_end():
@@ -91,7 +68,23 @@ async def find_in_broker(settings: Settings, rollout_id: str) -> Found | None:
                     follower.take(record)
         finally:
             await reader.close()
-    return follower.found(retention_ms)
+    return _found(follower, retention, number)
+
+
+def _found(follower: Follower, retention: Retention, number: int | None) -> Found | None:
+    lives = follower.lives()
+    if not lives:
+        return None
+    which = _which(number, len(lives))
+    return Found(lives[which - 1], which, len(lives), follower.ledger, max(0, follower.log_start), retention)
+
+
+def _which(number: int | None, count: int) -> int:
+    if number is None:
+        return count
+    if not 1 <= number <= count:
+        raise InputError(f"there is no life {number}: {'one is' if count == 1 else f'{count} are'} known")
+    return number
 
 
 def _core(settings: WorkerSettings, name: str, partition: int, count: int) -> PartitionCore:
@@ -109,13 +102,17 @@ def _core(settings: WorkerSettings, name: str, partition: int, count: int) -> Pa
     )
 
 
-def find_in_files(settings: WorkerSettings, rollout_id: str, files: Iterable[Source]) -> Found | None:
-    """The rollout's last life in these files, which are read whole; None where there is nothing.
+def find_in_files(
+    settings: WorkerSettings, rollout_id: str, files: Iterable[Source], number: int | None = None
+) -> Found | None:
+    """A life of the rollout in these files, which are read whole; None where there is nothing.
 
+    :param number: of the life, by default the last.
+    :raises InputError: there is no such life.
     :raises LineError: a line that names no rollout.
     """
     logs: list[FrozenLog] = []
-    letters: list[str] = []
+    notes: list[str] = []
 
     def on_built(log: FrozenLog, _: Result) -> None:
         if log.rollout_id == rollout_id:
@@ -123,11 +120,19 @@ def find_in_files(settings: WorkerSettings, rollout_id: str, files: Iterable[Sou
 
     def on_lost(message: str) -> None:
         if f"rollout {rollout_id}:" in message:
-            letters.append(message)
+            notes.append(message)
 
     for _ in OfflineBuilder(settings, None, on_lost, on_built).results(files, _raise):
         pass
-    return Found(logs[-1], True, len(logs), None, tuple(letters)) if logs else None
+    return _in_files(logs, notes, number)
+
+
+def _in_files(logs: Sequence[FrozenLog], notes: Sequence[str], number: int | None) -> Found | None:
+    if not logs:
+        return None
+    which = _which(number, len(logs))
+    life = Life(logs[which - 1], LifeState.FROZEN, Beginning.KEPT, None, tuple(notes))
+    return Found(life, which, len(logs))
 
 
 def _raise(error: LineError) -> None:

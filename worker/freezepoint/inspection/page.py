@@ -9,6 +9,7 @@ import orjson
 
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.inspection.explain import Explanation
+from freezepoint.inspection.standing import kept, said
 from freezepoint_schemas.results import Result, Trace
 
 TOKENS_MAX = 2_000_000
@@ -26,6 +27,8 @@ def as_page(log: FrozenLog, explanation: Explanation) -> str:
     ordered = sorted(log.entries, key=lambda entry: (entry.created_at, entry.model_call_id))
     data = {
         "facts": explanation.facts,
+        "kept": kept(explanation.facts),
+        "said": said(published) if (published := explanation.facts["published"]) else None,
         "strips": strips,
         "strips_left_out": left_out,
         "items": [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
+
+from freezepoint.inspection.standing import kept, said
 
 SHOWN_MAX = 12
 """Of a longer list the first and last few stand for all."""
@@ -29,25 +30,35 @@ def _printable(line: str) -> str:
 
 
 def _head(facts: dict[str, Any]) -> Iterator[str]:
-    verdict = "MASKED" if facts["mask_sample"] else "trainable"
-    yield f"rollout {facts['rollout_id']}: {verdict} ({facts['builder']}, {facts['delivery']})"
-    snapshot = facts["snapshot"]
-    place = f"partition {snapshot['partition']}, offsets {snapshot['first_offset']} to {snapshot['freeze_offset']}"
-    yield f"  log      {place}; life {facts['lives_in_log']} of {facts['lives_in_log']}"
-    if facts["state"] == "open":
-        yield "           still open: no complete event yet; shown as if it completed now"
-    if facts["kept_until_ms"] is not None:
-        yield f"           the topic keeps it until {_moment(facts['kept_until_ms'])} at least"
+    which = f", life {facts['life']} of {facts['lives']}" if facts["lives"] > 1 else ""
+    yield f"rollout {facts['rollout_id']}{which}: {facts['verdict']} ({facts['builder']}, {facts['delivery']})"
+    if facts["published"] is not None:
+        yield _fact("published", said(facts["published"]))
+    yield from (_fact("", remark) for remark in facts["remarks"])
+    yield _fact("log", _place(facts))
+    if (until := kept(facts)) is not None:
+        yield _fact("", f"the topic keeps it {until}")
     ended = ", ".join(f"{name} {value}" for name, value in facts["closing"].items() if name != "event")
-    yield f"  end      {facts['closing']['event']}{': ' if ended else ''}{ended}"
+    yield _fact("end", f"{facts['closing']['event']}{': ' if ended else ''}{ended}")
     tokens = facts["diagnostics"].get("tokens", {})
-    yield f"  calls    {len(facts['calls'])}; tokens: " + ", ".join(
-        f"{n} {what}" for what, n in tokens.items()
-    )
+    counted = ", ".join(f"{n} {what}" for what, n in tokens.items())
+    yield _fact("calls", f"{len(facts['calls'])}; tokens: {counted}")
     if versions := facts["diagnostics"].get("policy_versions"):
-        yield "  policy   " + ", ".join(f"{name} {value}" for name, value in versions.items())
+        yield _fact("policy", ", ".join(f"{name} {value}" for name, value in versions.items()))
     if facts["error"]:
-        yield f"  error    {facts['error']}"
+        yield _fact("error", facts["error"])
+
+
+def _fact(name: str, text: str) -> str:
+    return f"  {name:<11}{text}"
+
+
+def _place(facts: dict[str, Any]) -> str:
+    snapshot = facts["snapshot"]
+    return (
+        f"partition {snapshot['partition']}, offsets {snapshot['first_offset']} to {snapshot['freeze_offset']}; "
+        f"life {facts['life']} of {facts['lives']}"
+    )
 
 
 def _reasons(facts: dict[str, Any]) -> Iterator[str]:
@@ -67,7 +78,18 @@ def _reasons(facts: dict[str, Any]) -> Iterator[str]:
 
 def _traces(facts: dict[str, Any]) -> Iterator[str]:
     calls = {call["call_id"]: call for call in facts["calls"]}
-    for trace in facts["traces"]:
+    traces = facts["traces"]
+    half = SHOWN_MAX // 2
+    if len(traces) <= SHOWN_MAX:
+        yield from _listed(traces, calls)
+    else:
+        yield from _listed(traces[:half], calls)
+        yield f"... {len(traces) - 2 * half} more traces ..."
+        yield from _listed(traces[-half:], calls)
+
+
+def _listed(traces: Sequence[dict[str, Any]], calls: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for trace in traces:
         yield (
             f"{trace['role']}: {trace['tokens']} tokens, {trace['sampled_tokens']} sampled, "
             f"weight {trace['weight']:g}"
@@ -119,7 +141,3 @@ def _shortened(lines: Sequence[str]) -> list[str]:
         return list(lines)
     half = SHOWN_MAX // 2
     return [*lines[:half], f"... {len(lines) - 2 * half} more ...", *lines[-half:]]
-
-
-def _moment(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from freezepoint.core.judging import ALL_TRACES, SINGLE_RESPONSE
-from freezepoint.core.views import PER_REQUEST, View, view
+from freezepoint.core.judging import ALL_TRACES, PER_REQUEST, SINGLE_RESPONSE
+from freezepoint.core.views import View, view
 
 __all__ = ["ALL_TRACES", "PER_REQUEST", "SINGLE_RESPONSE", "DeliveryName", "View", "view"]
 

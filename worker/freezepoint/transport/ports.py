@@ -300,16 +300,27 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """A record stays for ``milliseconds`` at least (None: for ever), unless its partition grows beyond ``partition_bytes``
+    (None: however large that is)."""
+
+    milliseconds: int | None = None
+    partition_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFinding:
     """One line of a check: what was expected of a topic, what is there, and the command that mends it.
 
-    ``spoils``: a worker must not run like this, results would be lost or wrong.
+    ``spoils``: a worker must not run like this, results would be lost or wrong. ``warns``: it is allowed, and may not be
+    what is wanted.
     """
 
     topic: str
     ok: bool
     message: str
     spoils: bool = False
+    warns: bool = False
 
 
 class TopicAdmin(Protocol):
@@ -331,8 +342,8 @@ class TopicAdmin(Protocol):
         """What tells the topic from one of its name before or after it; None where the broker does not say."""
         ...
 
-    async def retention_ms(self, topic: Topic) -> int | None:
-        """How long a record stays, at least; None without a limit in time.
+    async def retention(self, topic: Topic) -> Retention:
+        """How long records stay.
 
         :raises MissingTopicError: the topic does not exist.
         """

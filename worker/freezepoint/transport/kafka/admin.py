@@ -13,9 +13,18 @@ from aiokafka.protocol.admin import CreateTopicsRequest
 from freezepoint.errors import FreezepointError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import translate, translated
-from freezepoint.transport.kafka.rules import CLEANUP, Difference, differences, needs
+from freezepoint.transport.kafka.rules import (
+    CLEANUP,
+    RETENTION,
+    RETENTION_BYTES,
+    Difference,
+    cautions,
+    differences,
+    limit,
+    needs,
+)
 from freezepoint.transport.kafka.wire import SetTopicConfigs
-from freezepoint.transport.ports import TopicFinding
+from freezepoint.transport.ports import Retention, TopicFinding
 from freezepoint_schemas.topics import Topic, TopicSpec
 
 DEFAULT_REPLICATION = -1
@@ -43,11 +52,11 @@ class KafkaTopicAdmin:
     async def identity(self, topic: Topic) -> str | None:
         return await self._cluster.topic_id(self._cluster.names[topic])
 
-    async def retention_ms(self, topic: Topic) -> int | None:
+    async def retention(self, topic: Topic) -> Retention:
         await self._cluster.partitions(topic)
         name = self._cluster.names[topic]
-        found = (await self._cluster.configs([name], ["retention.ms"])).get(name, {})
-        return _retention_ms(found)
+        found = (await self._cluster.configs([name], [RETENTION, RETENTION_BYTES])).get(name, {})
+        return Retention(limit(found, RETENTION), limit(found, RETENTION_BYTES))
 
     async def check(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
         observed = await self._observe(specs)
@@ -68,6 +77,7 @@ class KafkaTopicAdmin:
             ]
             problems = [finding for finding in found if not finding.ok]
             findings += problems or [_fine(spec)]
+            findings += _warnings(spec, observed)
         return findings + _same_count(specs, observed)
 
     async def apply(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
@@ -147,11 +157,6 @@ class KafkaTopicAdmin:
                     await asyncio.sleep(VISIBLE_RETRY_S)
 
 
-def _retention_ms(configs: Mapping[str, str]) -> int | None:
-    retention_ms = int(configs.get("retention.ms", "-1"))
-    return retention_ms if retention_ms >= 0 else None
-
-
 def _raise(error: Any, message: str | None, doing: str) -> None:
     if error is not kafka.NoError:
         raise translate(error(message or ""), doing)
@@ -159,6 +164,13 @@ def _raise(error: Any, message: str | None, doing: str) -> None:
 
 def _differences(spec: TopicSpec, specs: Sequence[TopicSpec], observed: _Observed) -> list[Difference]:
     return differences(spec, observed.configs.get(spec.name, {}), needs(spec, specs, observed.configs))
+
+
+def _warnings(spec: TopicSpec, observed: _Observed) -> list[TopicFinding]:
+    return [
+        TopicFinding(spec.name, True, text, warns=True)
+        for text in cautions(spec, observed.configs.get(spec.name, {}))
+    ]
 
 
 def _fine(spec: TopicSpec) -> TopicFinding:

@@ -19,6 +19,13 @@ WHY = {
     (Topic.LEDGER, RETENTION_BYTES): "size must not shorten it below the tokens' own",
 }
 
+EARLY = {
+    Topic.TOKENS: "rollouts that are open then are masked",
+    Topic.TRAJECTORIES: "trainers lose results that they have not read",
+    Topic.DEAD_LETTERS: "dead letters go before anybody looked",
+}
+"""What it costs when size shortens a topic."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -42,6 +49,23 @@ def differences(spec: TopicSpec, actual: Mapping[str, str], needs: Mapping[str, 
         for key, needed in needs.items()
         if not _satisfies(key, actual.get(key), needed)
     ]
+
+
+def cautions(spec: TopicSpec, actual: Mapping[str, str]) -> list[str]:
+    """What is allowed and may cost records all the same."""
+    size = limit(actual, RETENTION_BYTES)
+    if size is None or spec.topic not in EARLY:
+        return []
+    return [
+        f"{RETENTION_BYTES} is {size}: a partition that grows beyond it loses its oldest records whatever {RETENTION} says; "
+        f"{EARLY[spec.topic]}. Is {UNLIMITED} meant?"
+    ]
+
+
+def limit(actual: Mapping[str, str], key: str) -> int | None:
+    """A limit of the configuration; None where there is none."""
+    value = int(actual.get(key, UNLIMITED))
+    return value if value >= 0 else None
 
 
 def needs(

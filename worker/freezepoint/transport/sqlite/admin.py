@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from freezepoint.transport.ports import TopicFinding
+from freezepoint.transport.ports import Retention, TopicFinding
 from freezepoint.transport.sqlite import log
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, topic_specs
@@ -42,8 +42,10 @@ class SqliteAdmin:
         """A topic in a file is never deleted."""
         return None
 
-    async def retention_ms(self, topic: Topic) -> int | None:
-        def find(connection: sqlite3.Connection) -> int | None:
+    async def retention(self, topic: Topic) -> Retention:
+        """Size limits nothing here."""
+
+        def find(connection: sqlite3.Connection) -> Retention:
             if not log.has_topics(connection):
                 config = {spec.topic: spec.config for spec in topic_specs(self._names, self._partitions)}[
                     topic
@@ -51,7 +53,7 @@ class SqliteAdmin:
             else:
                 config = log.require_topic(connection, self._names[topic]).config
             retention_ms = int(config.get("retention.ms", "-1"))
-            return retention_ms if retention_ms >= 0 else None
+            return Retention(retention_ms if retention_ms >= 0 else None)
 
         return await self._reads.run(find)
 
