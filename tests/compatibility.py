@@ -11,7 +11,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-SAID_TO_PEOPLE = {"$schema", "$defs", "title", "description", "default", "contentEncoding"}
+SAID_TO_PEOPLE = {"$schema", "$defs", "title", "description", "examples", "default", "contentEncoding"}
 CHECKED = {
     "$ref", "type", "enum", "const", "anyOf", "required", "properties", "additionalProperties", "items", "prefixItems",
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems", "pattern",

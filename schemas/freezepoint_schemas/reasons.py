@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from typing import Any
+
+_CODE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class Reason(StrEnum):
-    """Why a result is masked. The order here is the order in a result's ``reasons``."""
+    """Why a result is masked. The order here is the order in a result's ``reasons``.
+
+    A code that is not among these is one of a newer release's: it reads as a reason like the others, named and valued so.
+    """
 
     NO_RECORDS = "no_records"
     """The rollout was completed without any record."""
@@ -55,13 +62,28 @@ class Reason(StrEnum):
     ROLLOUT_CANCELLED = "rollout_cancelled"
     """The rollout was given up by its collector."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        if not isinstance(value, str) or not _CODE.fullmatch(value):
+            return None
+        newer = str.__new__(cls, value)
+        newer._name_, newer._value_ = value.upper(), value
+        return newer
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        described: dict[str, Any] = handler.resolve_ref_schema(handler(schema))
+        described["examples"] = described.pop("enum")
+        described["pattern"] = f"^{_CODE.pattern}$"
+        return described
+
 
 REASON_ORDER = {reason: position for position, reason in enumerate(Reason)}
 
 
 def ordered(reasons: set[Reason] | frozenset[Reason]) -> list[Reason]:
-    """The reasons in their fixed order, so that equal results are equal bytes."""
-    return sorted(reasons, key=REASON_ORDER.__getitem__)
+    """The reasons in their fixed order, so that equal results are equal bytes; a newer release's behind them."""
+    return sorted(reasons, key=lambda reason: (REASON_ORDER.get(reason, len(REASON_ORDER)), reason))
 
 
 class DeadLetterReason(StrEnum):

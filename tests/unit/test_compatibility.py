@@ -9,11 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
+from freezepoint_schemas import codec
+from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.events import EVENTS
 from freezepoint_schemas.generate import schema_files
 from freezepoint_schemas.models import RECORDS
+from freezepoint_schemas.reasons import Reason, ordered
 from tests.chaos import golden
 from tests.compatibility import problems, removed
+from tests.events import Bench, complete, entry, records_of
 
 TODAY: dict[str, dict[str, Any]] = {
     name.removesuffix(".json"): orjson.loads(content) for name, content in schema_files()
@@ -110,7 +114,7 @@ def test_what_the_policy_refuses_is_found(what: str) -> None:
 
 def test_what_workers_write_may_not_widen_either() -> None:
     widenings: tuple[Change, ...] = (
-        lambda schema: schema["$defs"]["Reason"]["enum"].append("new_reason"),
+        lambda schema: schema["$defs"]["Reason"].update(pattern="^.*$"),
         lambda schema: schema["$defs"]["Span"]["properties"]["start"].update(type="number"),
         lambda schema: schema["required"].remove("snapshot"),
         lambda schema: schema["$defs"]["RoutePatch"]["properties"]["rows"].update(
@@ -133,3 +137,18 @@ def test_the_elements_of_a_pair_are_compared_by_place() -> None:
 def test_a_keyword_without_a_rule_is_no_agreement() -> None:
     with pytest.raises(NotImplementedError, match="oneOf"):
         problems({"type": "string"}, {"oneOf": []})
+
+
+def test_a_reason_of_a_newer_release_is_read_and_written_as_it_is() -> None:
+    """Trainers are updated when they like; what masks a result must not keep them from reading it."""
+    bench = Bench()
+    bench.run(records_of([entry("r", "c", [1], [2]), complete("r", n_calls=2)]))
+    newer = orjson.loads(bench.result_values[0])
+    newer["reasons"].append("solar_flare")
+    result = codec.decode_result(orjson.dumps(newer))
+    assert result.reasons == [Reason.CALL_COUNT_MISMATCH, "solar_flare"]
+    assert orjson.loads(codec.encode_result(result))["reasons"] == newer["reasons"]
+    assert ordered(set(result.reasons)) == result.reasons
+    for nonsense in ("Solar flare", "", 7, None):
+        with pytest.raises(DecodeError):
+            codec.decode_result(orjson.dumps({**newer, "reasons": [nonsense]}))

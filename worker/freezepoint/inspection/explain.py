@@ -58,7 +58,10 @@ def explain(found: Found, settings: WorkerSettings) -> Explanation:
         "delivery": result.delivery,
         "model": result.model,
         "mask_sample": result.mask_sample,
-        "reasons": [{"code": reason.value, "meaning": MEANINGS[reason]} for reason in result.reasons],
+        "reasons": [
+            {"code": reason.value, "meaning": MEANINGS.get(reason, "a newer release's reason")}
+            for reason in result.reasons
+        ],
         "error": result.error,
         "metrics": result.metrics,
         "diagnostics": result.diagnostics,
