@@ -163,6 +163,7 @@ class Clients:
         try:
             async with asyncio.timeout(self.timeout_s):
                 await client.start()
+            _require_brokers(client)
         except CLIENT_ERRORS as error:
             self.dispose(client)
             refused = await self._refusal() if isinstance(error, KafkaConnectionError) else None
@@ -208,6 +209,14 @@ class Clients:
         """Wait until everything that was disposed of is closed."""
         while self._closing:
             await asyncio.wait(set(self._closing))
+
+
+def _require_brokers(client: Any) -> None:
+    """A broker that is back from an outage may know of none, not even of itself; a client that is told so first, and then
+    loses its only connection, never asks anybody again."""
+    inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - none says it publicly
+    if not inner.cluster.brokers():
+        raise KafkaConnectionError("it does not know its cluster yet")
 
 
 async def _close(client: Any, *, unflushed: bool) -> None:
