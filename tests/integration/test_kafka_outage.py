@@ -154,7 +154,9 @@ async def test_a_stopped_broker_is_no_missing_topic(local_kafka: LocalKafka, uni
     async with transport(local_kafka.bootstrap, unique_prefix, settings) as made:
         member, first = await owner(made, unique_prefix)
         await first.close()
-        lease = await member.acquire(0)  # nothing was amiss while its producer started, so that it asked for no metadata
+        lease = await member.acquire(
+            0
+        )  # nothing was amiss while its producer started, so that it asked for no metadata
         await lease.start(0)
         pid = local_kafka.pid
         assert pid is not None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
-from freezepoint.errors import BrokerError, OwnershipLostError, StalledError
+from freezepoint.errors import BrokerError, FreezepointError, OwnershipLostError, StalledError
 from freezepoint.memory import MemoryBudget
 from freezepoint.restore import restore
 from freezepoint.runner import PartitionRunner
@@ -58,6 +58,8 @@ class Session:
     _assigned_at: float = field(default_factory=_now)
     _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """The broker does not answer any more, and this session is to end."""
 
     @property
     def runners(self) -> list[PartitionRunner]:
@@ -126,7 +128,7 @@ class Session:
         async def close() -> None:
             if previous is not None:
                 await asyncio.wait({previous})
-            await runner.stop(drain_s=0)
+            await runner.stop(drain_s=0, lost=self._lost)
 
         self._closing[partition] = asyncio.create_task(close(), name=f"close-{partition}")
 
@@ -228,20 +230,43 @@ class Session:
             return False
         return all([await runner.lease.caught_up() for runner in runners if runner is not None])
 
-    async def close(self) -> None:
-        """Finish the transaction in hand, free the partitions, leave the group."""
+    async def close(self, silence: Callable[[], Awaitable[None]]) -> None:
+        """Finish the transaction in hand, free the partitions, leave the group.
+
+        :param silence: returns if the broker has been silent for too long to be waited for.
+        """
+        listening = asyncio.create_task(self._listen(silence))
+        try:
+            await self._close_all()
+        finally:
+            listening.cancel()
+            await asyncio.wait({listening})
+
+    async def _listen(self, silence: Callable[[], Awaitable[None]]) -> None:
+        await silence()
+        log.warning("broker_lost", message="leaving without it; what is not committed is replayed")
+        self._lost.set()
+
+    async def _close_all(self) -> None:
         seats, self._seats = self._seats, {}
         self._ended.set()
-        for seat in seats.values():
-            if seat.task is not None:
-                await asyncio.wait({seat.task})
+        outcomes: list[object] = await _cancelled(
+            [seat.task for seat in seats.values() if seat.task is not None]
+        )
         stops = [
-            runner.stop(drain_s=self.settings.shutdown_timeout_s)
+            runner.stop(drain_s=self.settings.shutdown_timeout_s, lost=self._lost)
             for runner in (seat.runner for seat in seats.values())
             if runner is not None
         ]
-        outcomes = await asyncio.gather(*stops, *self._closing.values(), return_exceptions=True)
+        outcomes += await asyncio.gather(*stops, *self._closing.values(), return_exceptions=True)
         await self.member.leave()
         for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError):
+            if isinstance(outcome, Exception) and not isinstance(outcome, FreezepointError):
                 raise outcome
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> list[object]:
+    """End them, and return what each of them came to."""
+    for task in tasks:
+        task.cancel()
+    return list(await asyncio.gather(*tasks, return_exceptions=True))

@@ -85,8 +85,7 @@ class Cluster:
         self._closed = True
         made = [client for client in (self._admin, self._consumer) if client is not None]
         self._admin = self._consumer = None
-        for client in made:
-            await self.clients.close(client)
+        await asyncio.gather(*(self.clients.close(client) for client in made))
 
     async def partitions(self, topic: Topic) -> int:
         """How many partitions the topic has now.
@@ -107,9 +106,14 @@ class Cluster:
         """
         wanted = list(names)
         admin = await self.admin()
-        with translated(f"describing {', '.join(wanted)}"):
-            async with asyncio.timeout(self.clients.timeout_s):
-                counts = await self._settled(admin, wanted)
+        try:
+            with translated(f"describing {', '.join(wanted)}"):
+                async with asyncio.timeout(self.clients.timeout_s):
+                    counts = await self._settled(admin, wanted)
+        except (BrokerUnavailableError, asyncio.CancelledError):
+            self.clients.silent = True
+            raise
+        self.clients.silent = False
         self._seen = (self._seen - set(wanted)) | counts.keys()
         return counts
 
