@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from freezepoint.errors import BrokerError
+from freezepoint.foreign import refuse_foreign_ledger
 from freezepoint.guard import MaskAlarm, TopicGuard
 from freezepoint.leaving import cut_short_by, silence
 from freezepoint.memory import MemoryBudget
@@ -124,6 +125,7 @@ class Worker:
     ) -> None:
         guard = TopicGuard(self.transport, self.settings.topic_check_interval_s)
         await guard.check()
+        await refuse_foreign_ledger(self.transport, self.settings, guard.identity)
         member = await self.transport.join(self.settings.group)
         name = self.transport.names[Topic.TOKENS]
         session = Session(member, name, self.settings, executor, memory, self.figures, guard.identity)

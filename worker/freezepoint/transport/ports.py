@@ -360,6 +360,13 @@ class Transport(Protocol):
         """Read a topic from its beginning, or from the given offsets by partition."""
         ...
 
+    async def extents(self, topic: Topic) -> Mapping[int, Extent]:
+        """What there is of each partition now.
+
+        :raises MissingTopicError: the topic does not exist.
+        """
+        ...
+
     def admin(self) -> TopicAdmin: ...
 
     async def close(self) -> None: ...
@@ -383,12 +390,5 @@ class Broker(Transport, Protocol):
         """By how much the broker's clock is ahead of ours, and how far that may be wrong.
 
         :raises ConfigurationError: a right is missing that only this takes.
-        """
-        ...
-
-    async def extents(self, topic: Topic) -> Mapping[int, Extent]:
-        """What there is of each partition now.
-
-        :raises MissingTopicError: the topic does not exist.
         """
         ...
