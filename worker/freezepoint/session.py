@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from freezepoint.errors import BrokerError, FreezepointError, OwnershipLostError, StalledError
+from freezepoint.errors import (
+    BrokerError,
+    FreezepointError,
+    OwnershipLostError,
+    StalledError,
+    StorageFullError,
+)
 from freezepoint.memory import MemoryBudget
 from freezepoint.restore import restore
 from freezepoint.runner import PartitionRunner
@@ -143,6 +149,8 @@ class Session:
                 continue
             if runner.failure is None:
                 await runner.task
+            if isinstance(runner.failure, StorageFullError):
+                raise runner.failure  # as every partition would: it is said once, where the broker is waited for
             self.figures.counts["leases_lost"] += 1
             self.figures.recent.failed(f"partition {partition}", runner.failure)
             log.warning("lease_lost", partition=partition, error=str(runner.failure))
@@ -169,6 +177,8 @@ class Session:
                 await asyncio.wait({closing})
             try:
                 await self._acquire_once(partition, seat)
+            except StorageFullError:
+                raise
             except OwnershipLostError:
                 return  # a new assignment is under way; the next turn decides
             except BrokerError as error:

@@ -111,6 +111,7 @@ class Lease(PartitionFacts, Protocol):
 
         :raises FencedError: another owner started.
         :raises PublishError: failed or unknown; the lease is dead.
+        :raises StorageFullError: nothing was written, and the lease is dead.
         :raises ConfigurationError: a topic or a right is missing; nothing was written, and the lease is dead.
         :raises RecordTooLargeError: a record cannot be split; nothing was written, and the lease lives on.
         """
