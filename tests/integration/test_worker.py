@@ -242,13 +242,14 @@ async def test_a_second_group_is_refused(cluster: Cluster, tmp_path: Path) -> No
     other = {**cluster.environment(), "FREEZEPOINT_WORKER__GROUP": f"{cluster.group}-other"}
     with worker(cluster.environment(), tmp_path / "owner.log") as owner:
         owner.until_acquired(PARTITIONS)
+        assert owner.log.read_text().count('"acquired"') == 1
         with worker(other, tmp_path / "second.log", "--until-idle") as refused:
             assert refused.wait() == 2
         said = [line for line in (tmp_path / "second.log").read_text().splitlines() if line[:1] != "{"]
         assert len(said) == 1, said
         assert said[0].startswith("error: ")
         assert "one ledger serves one group" in said[0]
-        assert '"acquired"' not in (tmp_path / "second.log").read_text()
+        assert not refused.acquired
         await publish(transport, [entry("s", "c", [1], [2]), complete("s")])
         assert len(await read_until(transport, Topic.TRAJECTORIES, 2)) == 2
         assert owner.terminate() == 0

@@ -30,6 +30,8 @@ IDLE_GRACE_S = 0.5
 """How long nothing may have come before a worker believes that all is done."""
 OTHERS_GRACE_S = 2.0
 """How much longer than a session a worker without all the partitions waits for those of a dead one."""
+TELL_S = 1.0
+"""How long the line that tells what was acquired waits for the rest."""
 ACQUIRE_BACKOFF_S = 0.2
 ACQUIRE_BACKOFF_MAX_S = 10.0
 
@@ -62,6 +64,9 @@ class Session:
     _generation: int = 0
     _active_at: float = field(default_factory=_now)
     _assigned_at: float = field(default_factory=_now)
+    _acquired: dict[int, int] = field(default_factory=dict)
+    """Not told yet; by partition, how many offsets were to be read."""
+    _acquired_at: float | None = None
     _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,6 +98,15 @@ class Session:
         await self._reap()
         for partition in poll.assigned:
             self._fill(partition)
+        self._tell()
+
+    def _tell(self) -> None:
+        """One line for all the partitions that came, or for those that did while others take long."""
+        if self._acquired_at is None or not (self.settled or _now() - self._acquired_at > TELL_S):
+            return
+        acquired, self._acquired, self._acquired_at = self._acquired, {}, None
+        unread = {partition: offsets for partition, offsets in sorted(acquired.items()) if offsets}
+        log.info("acquired", partitions=sorted(acquired), unread=unread)
 
     async def _feed(self, poll: Poll) -> None:
         fed = [
@@ -204,7 +218,9 @@ class Session:
             await self._close_quietly(lease)
             raise
         self._active_at = _now()
-        log.info("acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
+        log.debug("partition_acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
+        self._acquired.setdefault(partition, max(0, lease.log_end - core.next_offset))
+        self._acquired_at = _now() if self._acquired_at is None else self._acquired_at
         if core.unread_offsets:
             log.warning(
                 "records_expired_unread",
