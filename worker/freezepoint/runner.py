@@ -266,7 +266,7 @@ class PartitionRunner:
             return
         elapsed_s = 0.0 if self._ticked_at is None else min(now - self._ticked_at, 2 * self._tick_s)
         self._ticked_at = now
-        self._memory.try_again()
+        self._memory.look(now)
         self._regulate()  # the spool may have been relieved by another partition
         if self._feeding or not await self._is_caught_up() or not self.core.open:
             return

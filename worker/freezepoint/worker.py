@@ -155,6 +155,7 @@ class Worker:
             "spool_limit_bytes": memory.spool_bytes_max,
             "pending_bytes": memory.pending_bytes,
             "intake_paused": sum(runner.paused for runner in runners),
+            "intake_stands_still": float(memory.stands_still),
         }
 
     def _report(self, session: Session) -> None:
