@@ -35,6 +35,12 @@ class LogLine:
     event: str
     fields: Mapping[str, Any]
 
+    @property
+    def partitions(self) -> list[int]:
+        """What a line tells of that is told for several at once."""
+        found: list[int] = self.fields["partitions"]
+        return found
+
 
 @dataclass(slots=True)
 class WorkerProcess:
@@ -172,7 +178,9 @@ class Fleet:
         """Wait until the running workers have, together, acquired so many partitions."""
 
         async def acquired() -> bool:
-            found = {line.fields["partition"] for running in self for line in running.lines("acquired")}
+            found = {
+                number for running in self for line in running.lines("acquired") for number in line.partitions
+            }
             return len(found) >= partitions
 
         await poll_until_async(acquired, timeout_s, f"{partitions} partitions are acquired")
@@ -183,7 +191,8 @@ class Fleet:
 
         async def acquired() -> bool:
             assert running.exit_code is None, f"{name} ended: {running.text}"
-            return len({line.fields["partition"] for line in running.lines("acquired")}) >= partitions
+            found = {number for line in running.lines("acquired") for number in line.partitions}
+            return len(found) >= partitions
 
         await poll_until_async(acquired, timeout_s, f"{name} acquires {partitions} partitions")
         return max(line.at for line in running.lines("acquired"))
@@ -197,7 +206,8 @@ class Fleet:
             first: dict[int, float] = {}
             for line in self.lines("acquired"):
                 if line.at >= since:
-                    first.setdefault(line.fields["partition"], line.at)
+                    for number in line.partitions:
+                        first.setdefault(number, line.at)
             return first if first.keys() >= set(partitions) else None
 
         found = await poll_until_async(acquired, timeout_s, f"partitions {sorted(partitions)} are taken over")

@@ -244,7 +244,9 @@ class Stage:
     def replay_sizes(self) -> list[int]:
         """Of each acquisition: how many offsets were read again before anything new."""
         return [
-            max(0, line.fields["log_end"] - line.fields["offset"]) for line in self.fleet.lines("acquired")
+            line.fields["unread"].get(str(number), 0)
+            for line in self.fleet.lines("acquired")
+            for number in line.partitions
         ]
 
 

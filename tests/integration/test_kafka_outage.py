@@ -7,9 +7,11 @@ import time
 from contextlib import AsyncExitStack
 
 import pytest
+from aiokafka.errors import UnknownTopicOrPartitionError
 
-from freezepoint.errors import BrokerError, BrokerUnavailableError
+from freezepoint.errors import BrokerError, BrokerUnavailableError, PublishError
 from freezepoint.transport.kafka import KafkaTransport
+from freezepoint.transport.kafka.lease import KafkaLease
 from freezepoint_schemas.topics import Topic, TopicNames
 from kafka_local import LocalKafka
 from tests.integration.kafka_kit import (
@@ -143,3 +145,40 @@ async def test_a_send_outlives_the_failure_of_another(local_kafka: LocalKafka, u
             os.kill(pid, signal.SIGCONT)
         await second
         assert b"second" in {record.value for record in await read_all(made, Topic.TOKENS)}
+
+
+@pytest.mark.slow
+async def test_a_stopped_broker_is_no_missing_topic(local_kafka: LocalKafka, unique_prefix: str) -> None:
+    """The client calls a topic unknown whose metadata nobody sent it in time: here each producer's first publication."""
+    settings = SETTINGS.model_copy(update={"request_timeout_ms": 3_000})
+    async with transport(local_kafka.bootstrap, unique_prefix, settings) as made:
+        member, first = await owner(made, unique_prefix)
+        await first.close()
+        lease = await member.acquire(
+            0
+        )  # nothing was amiss while its producer started, so that it asked for no metadata
+        await lease.start(0)
+        pid = local_kafka.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(PublishError, match=f"while publishing as .*{unique_prefix}") as failed:
+                await lease.publish([progress("during")])
+            with pytest.raises(BrokerUnavailableError):
+                await made.admin().partitions(Topic.TOKENS)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert isinstance(failed.value.__cause__, UnknownTopicOrPartitionError)
+        await lease.close()
+        again: list[KafkaLease] = []
+
+        async def acquired() -> bool:
+            try:
+                await member.poll(0.1, 10)
+                again.append(await member.acquire(0))
+            except BrokerError:
+                return False
+            return True
+
+        await poll_until_async(acquired, 60.0, "it works on")
+        await again[0].publish([progress("after")])

@@ -14,7 +14,7 @@ from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.headers import ERROR_CLASS, ERROR_OFFSET, ERROR_TOPIC, header
 from freezepoint_schemas.ledger import PROGRESS_KEY
 from freezepoint_schemas.topics import Topic, partition_for
-from tests.contract.driving import PARTITIONS, Cluster
+from tests.contract.driving import PARTITIONS, Cluster, read_until
 from tests.events import Bench, clear, complete, entry, records_of
 from tests.integration.workers import (
     by_rollout,
@@ -240,10 +240,34 @@ async def test_a_second_group_is_refused(cluster: Cluster, tmp_path: Path) -> No
     await publish(transport, [entry("r", "c", [1], [2]), complete("r")])
     run_until_idle(cluster.environment(), tmp_path / "first.log")
     other = {**cluster.environment(), "FREEZEPOINT_WORKER__GROUP": f"{cluster.group}-other"}
-    with worker(other, tmp_path / "second.log", "--until-idle") as refused:
+    with worker(cluster.environment(), tmp_path / "owner.log") as owner:
+        owner.until_acquired(PARTITIONS)
+        assert owner.log.read_text().count('"acquired"') == 1
+        with worker(other, tmp_path / "second.log", "--until-idle") as refused:
+            assert refused.wait() == 2
+        said = [line for line in (tmp_path / "second.log").read_text().splitlines() if line[:1] != "{"]
+        assert len(said) == 1, said
+        assert said[0].startswith("error: ")
+        assert "one ledger serves one group" in said[0]
+        assert not refused.acquired
+        await publish(transport, [entry("s", "c", [1], [2]), complete("s")])
+        assert len(await read_until(transport, Topic.TRAJECTORIES, 2)) == 2
+        assert owner.terminate() == 0
+    assert "lease_lost" not in (tmp_path / "owner.log").read_text()
+
+
+async def test_what_every_partition_is_refused_for_is_said_once(cluster: Cluster, tmp_path: Path) -> None:
+    """What only acquiring shows: each partition's ledger is of a newer release."""
+    transport = await cluster.with_topics()
+    producer = await transport.producer()
+    await producer.send(
+        [OutputRecord(Topic.LEDGER, PROGRESS_KEY, b"{}", (), partition) for partition in range(PARTITIONS)]
+    )
+    with worker(cluster.environment(), tmp_path / "worker.log") as refused:
         assert refused.wait() == 2
-    assert b"one ledger serves one group" in (tmp_path / "second.log").read_bytes()
-    assert len(await read_results(transport)) == 1
+    said = [line for line in (tmp_path / "worker.log").read_text().splitlines() if line[:1] != "{"]
+    assert len(said) == 1, said
+    assert "run the release that wrote it" in said[0]
 
 
 async def test_the_ledger_says_what_the_results_say(cluster: Cluster, tmp_path: Path) -> None:

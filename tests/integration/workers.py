@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -41,13 +42,17 @@ class WorkerProcess:
     def until_acquired(self, partitions: int = 1) -> None:
         """Wait until it has started work on that many partitions."""
         poll_until(
-            lambda: (
-                self.log.read_bytes().count(b'"acquired"') >= partitions or self.process.poll() is not None
-            ),
+            lambda: len(self.acquired) >= partitions or self.process.poll() is not None,
             START_S,
             f"a worker acquires {partitions} partitions",
         )
         assert self.process.poll() is None, self.log.read_text()
+
+    @property
+    def acquired(self) -> list[int]:
+        """The partitions it has told of, in order, as often as it has acquired them."""
+        told = [line for line in self.log.read_text().splitlines(keepends=True) if '"acquired"' in line]
+        return [number for line in told if line.endswith("\n") for number in json.loads(line)["partitions"]]
 
     def kill(self) -> None:
         """SIGKILL: no chance to finish anything."""

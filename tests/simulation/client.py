@@ -11,6 +11,7 @@ from typing import Self
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.transport.ports import (
     FROM_THE_BEGINNING,
+    Extent,
     GroupMember,
     Position,
     Producer,
@@ -142,6 +143,14 @@ class SimTransport:
         wanted = range(self.broker.partitions) if partitions is None else partitions
         logs = [self.broker.log(topic, partition) for partition in wanted]
         return SimReader(logs, {log: offset for log in logs if (offset := (start or {}).get(log.partition))})
+
+    async def extents(self, topic: Topic) -> Mapping[int, Extent]:
+        logs = [self.broker.log(topic, partition) for partition in range(self.broker.partitions)]
+        return await self.broker.network.request(
+            self.process,
+            f"extents of {topic}",
+            lambda: {log.partition: Extent(log.start, log.stable) for log in logs},
+        )
 
     def admin(self) -> TopicAdmin:
         return SimAdmin(self.broker, self.process)

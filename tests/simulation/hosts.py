@@ -17,6 +17,8 @@ from tests.simulation.executor import SlowExecutor
 from tests.simulation.plan import Plan
 
 DEATH_S = 30.0
+LEAVE_S = 15.0
+"""How much longer than ``worker.shutdown_timeout_s`` a worker may take to leave, whatever has become of the broker."""
 
 
 class Host:
@@ -103,7 +105,7 @@ class Host:
         assert task is not None
         self._broker.network.trace(process.name, "is asked to end")
         self._stop.set()
-        limit_s = self._plan.settings.shutdown_timeout_s + 4 * 60
+        limit_s = self._plan.settings.shutdown_timeout_s + LEAVE_S
         await asyncio.wait({task}, timeout=limit_s)
         if process is self.process and self.runs and not self.process.stopped:
             self._broker.monitor.violated(f"{self.process.name} did not end within {limit_s:g} s")

@@ -1,5 +1,8 @@
+from typing import Any
+
 import pytest
 from aiokafka import errors as kafka
+from aiokafka.protocol.metadata import MetadataResponse_v1
 
 from freezepoint.errors import (
     BrokerError,
@@ -7,9 +10,9 @@ from freezepoint.errors import (
     ConfigurationError,
     FencedError,
     FreezepointError,
-    MissingTopicError,
     PublishError,
 )
+from freezepoint.transport.kafka.cluster import counts_in
 from freezepoint.transport.kafka.faults import translate, translate_publish
 
 
@@ -28,12 +31,13 @@ from freezepoint.transport.kafka.faults import translate, translate_publish
         (kafka.ClusterAuthorizationFailedError(), ConfigurationError, "IDEMPOTENT_WRITE on the cluster"),
         (kafka.SaslAuthenticationFailed(None), ConfigurationError, "kafka.sasl_password"),
         (kafka.InvalidTransactionTimeout(), ConfigurationError, "transaction.max.timeout.ms"),
-        (kafka.UnknownTopicOrPartitionError(), MissingTopicError, "freezepoint topics apply"),
+        (kafka.UnknownTopicOrPartitionError(), BrokerUnavailableError, "while sending to t"),
         (kafka.KafkaConnectionError("no\nway"), BrokerUnavailableError, "no way"),
         (TimeoutError(), BrokerUnavailableError, "no answer from the broker while sending to t"),
         (ConnectionResetError(), BrokerUnavailableError, "no answer"),
         (kafka.KafkaError("odd"), BrokerError, "odd"),
-        (AssertionError("state"), BrokerError, "state"),
+        (AssertionError("Did we\nnot?"), BrokerUnavailableError, "while sending to t (Did we not?)"),
+        (AssertionError(), BrokerUnavailableError, "while sending to t"),
     ],
 )
 def test_the_clients_errors_become_ours_in_one_line(
@@ -43,6 +47,7 @@ def test_the_clients_errors_become_ours_in_one_line(
     assert type(ours) is kind
     assert words in str(ours)
     assert "\n" not in str(ours)
+    assert "AssertionError" not in str(ours)
 
 
 def test_reading_asks_for_the_right_to_read() -> None:
@@ -66,10 +71,29 @@ def test_our_own_errors_pass() -> None:
         (TimeoutError(), PublishError),
         (kafka.InvalidTxnState(), PublishError),
         (kafka.TopicAuthorizationFailedError("t"), ConfigurationError),
-        (kafka.UnknownTopicOrPartitionError(), MissingTopicError),
+        (kafka.UnknownTopicOrPartitionError(), PublishError),
+        (AssertionError("state"), PublishError),
     ],
 )
 def test_a_transaction_that_failed_is_fenced_refused_or_unknown(
     error: Exception, kind: type[FreezepointError]
 ) -> None:
     assert type(translate_publish(error, "publishing")) is kind
+
+
+BROKER = (1, "host", 9092, None)
+
+
+def answer(brokers: list[Any], **codes: int) -> Any:
+    partitions = [(0, number, 1, [1], [1]) for number in range(3)]
+    topics = [(code, name, False, [] if code else partitions) for name, code in codes.items()]
+    return MetadataResponse_v1(brokers, 1, topics)
+
+
+def test_only_a_broker_that_knows_its_cluster_tells_what_is_missing() -> None:
+    unknown, unready = kafka.UnknownTopicOrPartitionError.errno, kafka.LeaderNotAvailableError.errno
+    assert counts_in(answer([BROKER], there=0, missing=unknown)) == {"there": 3}
+    assert counts_in(answer([], there=0, missing=unknown)) is None
+    assert counts_in(answer([BROKER], there=unready)) is None
+    with pytest.raises(kafka.TopicAuthorizationFailedError):
+        counts_in(answer([BROKER], hidden=kafka.TopicAuthorizationFailedError.errno))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
@@ -49,17 +50,34 @@ def test_it_remembers_a_bounded_number_of_messages() -> None:
     assert len(log._limit._passed) <= KNOWN_MESSAGES_MAX
 
 
-def test_it_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict[str, object]]]]:
+    """What is written, at a level, of what a broker's absence makes the client say."""
     root, before = logging.getLogger(), structlog.get_config()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
-    out = io.StringIO()
-    try:
-        configure("info", out)
+
+    def written(level: str) -> list[dict[str, object]]:
+        out = io.StringIO()
+        configure(level, out)
+        client = logging.getLogger(CLIENT)
         for _ in range(5):
-            logging.getLogger(CLIENT).error("Heartbeat session expired")
-    finally:
-        structlog.configure(**before)
-    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == [
-        "Heartbeat session expired"
+            client.error("Group Coordinator Request failed: %s", "[Error 15]")
+        try:
+            raise ValueError("a bug")
+        except ValueError:
+            client.exception("Unexpected error in coordinator routine")
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+
+    yield written
+    structlog.configure(**before)
+
+
+def test_the_clients_errors_are_warnings_once_and_its_tracebacks_errors(
+    lines: Callable[[str], list[dict[str, object]]],
+) -> None:
+    assert [(line["level"], line["event"]) for line in lines("info")] == [
+        ("warning", "Group Coordinator Request failed: [Error 15]"),
+        ("error", "Unexpected error in coordinator routine"),
     ]
+    assert [line["level"] for line in lines("error")] == ["error"]

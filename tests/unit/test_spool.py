@@ -6,16 +6,18 @@ import errno
 import os
 import random
 import tracemalloc
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from freezepoint import spool as spool_module
 from freezepoint.core.effects import Freeze
 from freezepoint.core.partition import PartitionCore
 from freezepoint.errors import ConfigurationError
-from freezepoint.memory import MemoryBudget
+from freezepoint.memory import STANDSTILL_S, WARNING_S, MemoryBudget
 from freezepoint.outbox import build
 from freezepoint.settings import WorkerSettings
 from freezepoint.spool import Spool
@@ -30,6 +32,10 @@ def files_of(folder: Path) -> list[Path]:
 
 def is_full(memory: MemoryBudget) -> bool:
     return memory.full
+
+
+def is_still(memory: MemoryBudget) -> bool:
+    return memory.stands_still
 
 
 def load(rollouts: int, calls: int) -> list[InputEvent]:
@@ -130,6 +136,64 @@ def test_a_full_spool_says_so_and_recovers_well_below_its_limit(tmp_path: Path) 
     memory.close()
 
 
+def fill(memory: MemoryBudget, core: PartitionCore, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        core.feed(record(core.next_offset, f"r{number}", entry(f"r{number}", "c", [1], [2])))
+        memory.relieve(core)
+
+
+def test_a_full_spool_waits_for_what_is_in_flight_and_then_reads_on_up_to_its_limit(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    memory = MemoryBudget(0, 1 << 30, spool)
+    core = PartitionCore(Bench().config)
+    memory.register(core)
+    fill(memory, core, range(100))
+    memory.spool_bytes_max = int(spool.size_bytes / 0.95)
+    fill(memory, core, [100])
+    assert is_full(memory)
+
+    memory.hold(1)
+    for now in range(0, 100, 5):
+        memory.look(now)
+    assert is_full(memory), "what is in flight may free room"
+    memory.drop(1)
+    memory.look(100)
+    memory.look(100 + STANDSTILL_S - 0.1)
+    assert is_full(memory)
+    with capture_logs() as lines:
+        memory.look(100 + STANDSTILL_S)
+        assert not is_full(memory)
+        memory.look(100 + 2 * STANDSTILL_S)
+        assert [line["event"] for line in lines] == ["spool_reserve_used"], "once"
+        fill(memory, core, range(101, 120))
+    assert is_full(memory), "the limit is the limit"
+    assert not is_still(memory)
+
+    with capture_logs() as lines:
+        for now in range(200, 200 + 4 * int(WARNING_S), 5):
+            memory.look(now)
+    assert {line["event"] for line in lines} == {"intake_stands_still"}
+    assert len(lines) == 4, "steadily, and not all the time"
+    assert "worker.spool_bytes_max" in lines[0]["message"]
+    assert is_still(memory)
+    assert is_full(memory)
+
+    while memory.spool.size_bytes > memory.spool_bytes_max:
+        end_one(memory, core)
+    assert is_full(memory), "no more than every now and then"
+    memory.look(1_000)
+    assert not is_full(memory), "but although it is not relieved yet"
+    assert not is_still(memory)
+    memory.close()
+
+
+def end_one(memory: MemoryBudget, core: PartitionCore) -> None:
+    """One rollout less."""
+    name = next(iter(core.open))
+    core.feed(record(core.next_offset, name, clear(name)))
+    memory.relieve(core)
+
+
 def test_a_full_disk_pauses_intake_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, room = spool_module._pwrite, [40_000]
 
@@ -148,11 +212,11 @@ def test_a_full_disk_pauses_intake_and_loses_nothing(tmp_path: Path, monkeypatch
         core.feed(item)
         memory.relieve(core)
     assert is_full(memory)
-    memory.try_again()
+    memory.look(0.0)
     assert is_full(memory)
     assert memory.used_bytes > 0
     room[0] = 1 << 30
-    memory.try_again()
+    memory.look(0.0)
     assert not is_full(memory)
     assert memory.used_bytes == 0
     found = [call for life in core.open.values() for call in memory.spool.read(life.spilled)]

@@ -21,6 +21,10 @@ class BrokerUnavailableError(BrokerError):
     """No answer from the broker within the deadline."""
 
 
+class StorageFullError(BrokerError):
+    """The disk that the broker writes to is full: nothing is written, on any partition, until there is room."""
+
+
 class PublishError(BrokerError):
     """A publication failed or its outcome is unknown: nothing may be assumed but what the ledger says."""
 
@@ -85,4 +89,5 @@ __all__ = [
     "PublishError",
     "RecordTooLargeError",
     "StalledError",
+    "StorageFullError",
 ]

@@ -20,8 +20,14 @@ RELIEVED = 0.9
 """Spilling goes on down to this fraction of the budget, so that it comes in strides."""
 TRIM_BYTES = 32 * 1024 * 1024
 """So much is let go, and then what is free of the heap is given back."""
+PAUSED = 0.9
+"""Intake pauses when the spool is at this fraction of its limit. The rest is for reading on when nothing else makes room."""
 RESUMED = 0.8
 """Intake goes on when the spool is down to this fraction of its limit."""
+STANDSTILL_S = 5.0
+"""How long nothing has to be in flight until it is believed that nothing but reading on can free room."""
+WARNING_S = 60.0
+"""How often a worker says that it stands still."""
 
 
 @dataclass(slots=True)
@@ -29,19 +35,28 @@ class MemoryBudget:
     """Over all partitions of a process.
 
     ``bytes_max``: of open logs and of what waits to be published together. ``evidence``: where logs of masked rollouts go,
-    if anywhere. ``full``: the spool takes no more, intake has to wait. ``pending_bytes``: what waits to be built or published.
+    if anywhere. ``pending_bytes``: what waits to be built or published.
+
+    Only the end of a rollout empties the spool, and its complete event lies behind the pause. So intake waits for what is
+    in flight; when nothing is, it reads on up to the limit. At the limit it stands still, and says so steadily.
     """
 
     bytes_max: int
     spool_bytes_max: int
     spool: Spool
     pending_bytes_max: int = 64 * 1024 * 1024
-    full: bool = False
     pending_bytes: int = 0
     evidence: EvidenceKeeper | None = None
     _let_go_bytes: int = 0
     _unwritable: bool = False
     """The spool's disk took nothing more, the last time."""
+    _filled: bool = False
+    """The spool came near its limit, and is not well below it yet."""
+    _reading_on: bool = False
+    _still_since: float | None = None
+    """Since when it is filled and nothing is in flight."""
+    _warned_at: float | None = None
+    """When it last said that it stands still, while it does."""
     _blocked: list[Callable[[], None]] = field(default_factory=list)
     _cores: list[PartitionCore] = field(default_factory=list)
     _noted: dict[int, int] = field(default_factory=dict)
@@ -89,12 +104,54 @@ class MemoryBudget:
             self._spill(int(self._room_bytes * RELIEVED))
         self._watch_spool()
 
-    def try_again(self) -> None:
-        """Now and then: perhaps the spool's disk has room by now."""
+    def look(self, now: float) -> None:
+        """Now and then, at a time in monotonic seconds: perhaps the spool's disk has room by now; and if nothing frees any,
+        go on reading, or say that it cannot go on."""
         if self._unwritable:
             self._unwritable = False
             self._spill(int(self._room_bytes * RELIEVED))
             self._watch_spool()
+        if not self._filled or self.pending_bytes:
+            self._still_since = self._warned_at = None
+        elif self._still_since is None:
+            self._still_since = now
+        elif now - self._still_since >= STANDSTILL_S:
+            self._read_on_or_warn(now)
+
+    def _read_on_or_warn(self, now: float) -> None:
+        if not self._exhausted:
+            self._warned_at = None
+            if not self._reading_on:
+                self._reading_on = True
+                log.info("spool_reserve_used", spooled_bytes=self.spool.size_bytes)
+        elif self._warned_at is None or now - self._warned_at >= WARNING_S:
+            self._warned_at = now
+            log.warning(
+                "intake_stands_still",
+                spooled_bytes=self.spool.size_bytes,
+                spool_bytes_max=self.spool_bytes_max,
+                message="open rollouts fill the spool, and what ends them cannot be read: " + self._mend,
+            )
+
+    @property
+    def full(self) -> bool:
+        """The spool takes no more: intake has to wait."""
+        return self._filled and (self._exhausted or not self._reading_on)
+
+    @property
+    def stands_still(self) -> bool:
+        """Full, with nothing in flight that could free room: only the operator can."""
+        return self._warned_at is not None
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._unwritable or self.spool.size_bytes > self.spool_bytes_max
+
+    @property
+    def _mend(self) -> str:
+        if self._unwritable:
+            return "make room in worker.spool_folder"
+        return "raise worker.spool_bytes_max or memory_bytes_max, or start more workers"
 
     @property
     def _room_bytes(self) -> int:
@@ -164,15 +221,12 @@ class MemoryBudget:
 
     def _watch_spool(self) -> None:
         size = self.spool.size_bytes
-        if not self.full and (size > self.spool_bytes_max or self._unwritable):
-            self.full = True
-            log.warning(
-                "spool_full",
-                spooled_bytes=size,
-                message="intake pauses; make room in worker.spool_folder"
-                if self._unwritable
-                else "intake pauses; raise worker.spool_bytes_max or memory_bytes_max",
-            )
-        elif self.full and size <= self.spool_bytes_max * RESUMED and not self._unwritable:
-            self.full = False
+        if self._exhausted:
+            self._reading_on = False  # until it has waited again for what is in flight
+        if not self._filled and (size > self.spool_bytes_max * PAUSED or self._unwritable):
+            self._filled = True
+            log.warning("spool_full", spooled_bytes=size, message=f"intake pauses; {self._mend}")
+        elif self._filled and size <= self.spool_bytes_max * RESUMED and not self._unwritable:
+            self._filled = self._reading_on = False
+            self._still_since = self._warned_at = None
             log.info("spool_relieved", spooled_bytes=size)

@@ -34,7 +34,10 @@ async def restore(
     """
     book, progress, chunks = _read_ledger(lease, topic_name)
     if progress is not None:
-        await _refuse_foreign(lease, progress, settings, topic_name, topic_id)
+        where = f"{topic_name}[{lease.partition}]"
+        refuse_foreign(progress, where, topic_name, lease.partition_count, settings.group, topic_id)
+        if not await _same_log(lease, progress):
+            raise recreated(where, f"offset {progress.applied_offset} differs")
     start = max(progress.watermark if progress else 0, lease.committed or 0, lease.log_start)
     if start > lease.log_end:
         raise ConfigurationError(
@@ -112,31 +115,32 @@ def _read_ledger(
     return book, progress, chunks
 
 
-async def _refuse_foreign(
-    lease: PartitionFacts,
+def refuse_foreign(
     progress: ProgressRecord,
-    settings: WorkerSettings,
+    where: str,
     topic_name: str,
+    partition_count: int,
+    group: str,
     topic_id: str | None,
 ) -> None:
-    where = f"{topic_name}[{lease.partition}]"
-    if progress.group != settings.group:
+    """:raises ConfigurationError: the ledger whose last progress this is serves another group, or another topic."""
+    if progress.group != group:
         raise ConfigurationError(
-            f"{where} is worked by group {progress.group!r}, this worker is of {settings.group!r}: one ledger serves "
+            f"{where} is worked by group {progress.group!r}, this worker is of {group!r}: one ledger serves "
             "one group. Set worker.group, or use other topics"
         )
-    if progress.partition_count != lease.partition_count:
+    if progress.partition_count != partition_count:
         raise ConfigurationError(
-            f"{topic_name} had {progress.partition_count} partitions and has {lease.partition_count}: ids would move "
+            f"{topic_name} had {progress.partition_count} partitions and has {partition_count}: ids would move "
             "between partitions. Use a new topic prefix with the wanted count"
         )
     if topic_id is not None and progress.topic_id not in (None, topic_id):
-        differs = f"topic id {topic_id}, not {progress.topic_id}"
-    elif not await _same_log(lease, progress):
-        differs = f"offset {progress.applied_offset} differs"
-    else:
-        return
-    raise ConfigurationError(
+        raise recreated(where, f"topic id {topic_id}, not {progress.topic_id}")
+
+
+def recreated(where: str, differs: str) -> ConfigurationError:
+    """The topic is not the one that the ledger speaks of."""
+    return ConfigurationError(
         f"{where} is not the log the ledger speaks of ({differs}): the topic was "
         "recreated. Delete the ledger topic and the consumer group's offsets too, or use a new topic prefix"
     )

@@ -36,6 +36,9 @@ TICKS_PER_TIMEOUT = 100
 LAG_S_MAX = 2.0
 """How long somebody who asks for the lag may have to wait for the broker."""
 
+FINISH_S = 5.0
+"""How long a transaction in flight may still take when there is no time left."""
+
 HINT_INTERVAL_S = 1.0
 """How often the group's offset is committed at most."""
 
@@ -184,22 +187,29 @@ class PartitionRunner:
         self._renewal = generation
         self._wake.set()
 
-    async def stop(self, *, drain_s: float) -> None:
+    async def stop(self, *, drain_s: float, lost: asyncio.Event) -> None:
         """Publish what is frozen for at most that long (0: drop it, another owner replays it), then free the lease.
 
-        A transaction in flight is always finished.
+        A transaction in flight is finished, unless the broker is ``lost``, or takes ``FINISH_S`` longer than there was
+        time: then its outcome is the ledger's to tell.
         """
         self._stopping = True
         if not drain_s:
             self._abandon()
         self._wake.set()
-        done, _ = await asyncio.wait({self.task}, timeout=drain_s or None)
-        if not done:
+        losing = asyncio.create_task(lost.wait())
+        ends: set[asyncio.Task[Any]] = {self.task, losing}
+        try:
+            await asyncio.wait(ends, timeout=drain_s or None, return_when=asyncio.FIRST_COMPLETED)
             self._abandon()
-            await asyncio.wait({self.task})
-        self._abandon()
+            if not lost.is_set():
+                await asyncio.wait(ends, timeout=FINISH_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            losing.cancel()
+            self.task.cancel()
+        await asyncio.wait({self.task})
         await self.lease.close()
-        if self.task.exception() is not None:
+        if not self.task.cancelled() and self.task.exception() is not None:
             await self.task
 
     def _abandon(self) -> None:
@@ -256,7 +266,7 @@ class PartitionRunner:
             return
         elapsed_s = 0.0 if self._ticked_at is None else min(now - self._ticked_at, 2 * self._tick_s)
         self._ticked_at = now
-        self._memory.try_again()
+        self._memory.look(now)
         self._regulate()  # the spool may have been relieved by another partition
         if self._feeding or not await self._is_caught_up() or not self.core.open:
             return

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
-from freezepoint.errors import BrokerError, OwnershipLostError, StalledError
+from freezepoint.errors import (
+    BrokerError,
+    FreezepointError,
+    OwnershipLostError,
+    StalledError,
+    StorageFullError,
+)
 from freezepoint.memory import MemoryBudget
 from freezepoint.restore import restore
 from freezepoint.runner import PartitionRunner
@@ -24,6 +30,8 @@ IDLE_GRACE_S = 0.5
 """How long nothing may have come before a worker believes that all is done."""
 OTHERS_GRACE_S = 2.0
 """How much longer than a session a worker without all the partitions waits for those of a dead one."""
+TELL_S = 1.0
+"""How long the line that tells what was acquired waits for the rest."""
 ACQUIRE_BACKOFF_S = 0.2
 ACQUIRE_BACKOFF_MAX_S = 10.0
 
@@ -56,8 +64,13 @@ class Session:
     _generation: int = 0
     _active_at: float = field(default_factory=_now)
     _assigned_at: float = field(default_factory=_now)
+    _acquired: dict[int, int] = field(default_factory=dict)
+    """Not told yet; by partition, how many offsets were to be read."""
+    _acquired_at: float | None = None
     _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """The broker does not answer any more, and this session is to end."""
 
     @property
     def runners(self) -> list[PartitionRunner]:
@@ -85,6 +98,15 @@ class Session:
         await self._reap()
         for partition in poll.assigned:
             self._fill(partition)
+        self._tell()
+
+    def _tell(self) -> None:
+        """One line for all the partitions that came, or for those that did while others take long."""
+        if self._acquired_at is None or not (self.settled or _now() - self._acquired_at > TELL_S):
+            return
+        acquired, self._acquired, self._acquired_at = self._acquired, {}, None
+        unread = {partition: offsets for partition, offsets in sorted(acquired.items()) if offsets}
+        log.info("acquired", partitions=sorted(acquired), unread=unread)
 
     async def _feed(self, poll: Poll) -> None:
         fed = [
@@ -126,7 +148,7 @@ class Session:
         async def close() -> None:
             if previous is not None:
                 await asyncio.wait({previous})
-            await runner.stop(drain_s=0)
+            await runner.stop(drain_s=0, lost=self._lost)
 
         self._closing[partition] = asyncio.create_task(close(), name=f"close-{partition}")
 
@@ -141,6 +163,8 @@ class Session:
                 continue
             if runner.failure is None:
                 await runner.task
+            if isinstance(runner.failure, StorageFullError):
+                raise runner.failure  # as every partition would: it is said once, where the broker is waited for
             self.figures.counts["leases_lost"] += 1
             self.figures.recent.failed(f"partition {partition}", runner.failure)
             log.warning("lease_lost", partition=partition, error=str(runner.failure))
@@ -167,6 +191,8 @@ class Session:
                 await asyncio.wait({closing})
             try:
                 await self._acquire_once(partition, seat)
+            except StorageFullError:
+                raise
             except OwnershipLostError:
                 return  # a new assignment is under way; the next turn decides
             except BrokerError as error:
@@ -192,7 +218,9 @@ class Session:
             await self._close_quietly(lease)
             raise
         self._active_at = _now()
-        log.info("acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
+        log.debug("partition_acquired", partition=partition, offset=core.next_offset, log_end=lease.log_end)
+        self._acquired.setdefault(partition, max(0, lease.log_end - core.next_offset))
+        self._acquired_at = _now() if self._acquired_at is None else self._acquired_at
         if core.unread_offsets:
             log.warning(
                 "records_expired_unread",
@@ -228,20 +256,43 @@ class Session:
             return False
         return all([await runner.lease.caught_up() for runner in runners if runner is not None])
 
-    async def close(self) -> None:
-        """Finish the transaction in hand, free the partitions, leave the group."""
+    async def close(self, silence: Callable[[], Awaitable[None]]) -> None:
+        """Finish the transaction in hand, free the partitions, leave the group.
+
+        :param silence: returns if the broker has been silent for too long to be waited for.
+        """
+        listening = asyncio.create_task(self._listen(silence))
+        try:
+            await self._close_all()
+        finally:
+            listening.cancel()
+            await asyncio.wait({listening})
+
+    async def _listen(self, silence: Callable[[], Awaitable[None]]) -> None:
+        await silence()
+        log.warning("broker_lost", message="leaving without it; what is not committed is replayed")
+        self._lost.set()
+
+    async def _close_all(self) -> None:
         seats, self._seats = self._seats, {}
         self._ended.set()
-        for seat in seats.values():
-            if seat.task is not None:
-                await asyncio.wait({seat.task})
+        outcomes: list[object] = await _cancelled(
+            [seat.task for seat in seats.values() if seat.task is not None]
+        )
         stops = [
-            runner.stop(drain_s=self.settings.shutdown_timeout_s)
+            runner.stop(drain_s=self.settings.shutdown_timeout_s, lost=self._lost)
             for runner in (seat.runner for seat in seats.values())
             if runner is not None
         ]
-        outcomes = await asyncio.gather(*stops, *self._closing.values(), return_exceptions=True)
+        outcomes += await asyncio.gather(*stops, *self._closing.values(), return_exceptions=True)
         await self.member.leave()
         for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError):
+            if isinstance(outcome, Exception) and not isinstance(outcome, FreezepointError):
                 raise outcome
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> list[object]:
+    """End them, and return what each of them came to."""
+    for task in tasks:
+        task.cancel()
+    return list(await asyncio.gather(*tasks, return_exceptions=True))

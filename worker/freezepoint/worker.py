@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from freezepoint.errors import BrokerError
+from freezepoint.foreign import refuse_foreign_ledger
 from freezepoint.guard import MaskAlarm, TopicGuard
+from freezepoint.leaving import cut_short_by, silence
 from freezepoint.memory import MemoryBudget
 from freezepoint.session import Session
 from freezepoint.settings import WorkerSettings
@@ -103,28 +105,41 @@ class Worker:
     async def _session(
         self, stop: asyncio.Event, executor: Executor, memory: MemoryBudget, *, until_idle: bool
     ) -> None:
+        try:
+            async with cut_short_by(stop):
+                await self._work(stop, executor, memory, until_idle=until_idle)
+        finally:
+            if self.session is not None:
+                await self._leave(self.session)
+
+    async def _leave(self, session: Session) -> None:
+        runners = session.runners
+        try:
+            await session.close(lambda: silence(lambda: self.transport.admin().partitions(Topic.TOKENS)))
+        finally:
+            self.session = None
+            self._summarise(len(runners), sum(len(runner.core.open) for runner in runners))
+
+    async def _work(
+        self, stop: asyncio.Event, executor: Executor, memory: MemoryBudget, *, until_idle: bool
+    ) -> None:
         guard = TopicGuard(self.transport, self.settings.topic_check_interval_s)
         await guard.check()
+        await refuse_foreign_ledger(self.transport, self.settings, guard.identity)
         member = await self.transport.join(self.settings.group)
         name = self.transport.names[Topic.TOKENS]
         session = Session(member, name, self.settings, executor, memory, self.figures, guard.identity)
         self.session = session
         alarm = MaskAlarm.of(self.settings, self.figures.counts)
-        try:
-            while not stop.is_set():
-                await session.turn()
-                self.heartbeat_at, self.waiting_since = _now(), None
-                self.figures.recent.sample(self.heartbeat_at, self.figures.counts)
-                await guard.check_if_due()
-                alarm.look(self.figures.counts)
-                self._report(session)
-                if until_idle and await session.idle():
-                    break
-        finally:
-            runners = session.runners
-            await session.close()
-            self.session = None
-            self._summarise(len(runners), sum(len(runner.core.open) for runner in runners))
+        while not stop.is_set():
+            await session.turn()
+            self.heartbeat_at, self.waiting_since = _now(), None
+            self.figures.recent.sample(self.heartbeat_at, self.figures.counts)
+            await guard.check_if_due()
+            alarm.look(self.figures.counts)
+            self._report(session)
+            if until_idle and await session.idle():
+                break
 
     def _standing(self, memory: MemoryBudget) -> dict[str, float]:
         """How things stand now; see ``telemetry.metrics`` for the names."""
@@ -140,6 +155,7 @@ class Worker:
             "spool_limit_bytes": memory.spool_bytes_max,
             "pending_bytes": memory.pending_bytes,
             "intake_paused": sum(runner.paused for runner in runners),
+            "intake_stands_still": float(memory.stands_still),
         }
 
     def _report(self, session: Session) -> None:

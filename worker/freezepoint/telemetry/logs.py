@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import structlog
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-_QUIET_CLIENTS = ("aiokafka", "asyncio")
+_KAFKA_CLIENT = "aiokafka"
+_QUIET_CLIENTS = (_KAFKA_CLIENT, "asyncio")
 REPEAT_S = 30.0
 """A client's message comes at most this often: while a broker is silent, the Kafka client repeats some twenty times a second."""
 KNOWN_MESSAGES_MAX = 1_000
@@ -43,6 +44,18 @@ class RepeatLimit(logging.Filter):
         return True
 
 
+def soften(record: logging.LogRecord) -> bool:
+    """A filter that takes what the Kafka client calls an error for a warning: it goes on by itself after each of
+    them, most come of every broker that starts or is away, and what ends its work it raises. A traceback stays an error."""
+    if (
+        record.name.partition(".")[0] == _KAFKA_CLIENT
+        and record.levelno == logging.ERROR
+        and not record.exc_info
+    ):
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+    return record.levelno >= logging.getLogger().level
+
+
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's log lines to one place in one form.
 
@@ -63,6 +76,7 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
             foreign_pre_chain=shared, processors=_rendering(terminal=out.isatty())
         )
     )
+    handler.addFilter(soften)
     handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]

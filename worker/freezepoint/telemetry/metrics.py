@@ -52,9 +52,10 @@ GAUGES = {
     "freezepoint_replay_bytes": "What a restart would have to read again, over all partitions.",
     "freezepoint_memory_bytes": "Payload of open rollouts in memory, about.",
     "freezepoint_spooled_bytes": "Payload of open rollouts in the spool.",
-    "freezepoint_spool_limit_bytes": "Where intake pauses: worker.spool_bytes_max.",
+    "freezepoint_spool_limit_bytes": "worker.spool_bytes_max: from nine tenths of it on intake pauses.",
     "freezepoint_pending_bytes": "What waits to be built or published.",
     "freezepoint_intake_paused": "Partitions whose intake is paused.",
+    "freezepoint_intake_stands_still": "1 while the spool is at its limit and nothing in flight can free room.",
 }
 """Gauges: metric name -> meaning; the figure has the name's last part."""
 

@@ -111,6 +111,7 @@ class Lease(PartitionFacts, Protocol):
 
         :raises FencedError: another owner started.
         :raises PublishError: failed or unknown; the lease is dead.
+        :raises StorageFullError: nothing was written, and the lease is dead.
         :raises ConfigurationError: a topic or a right is missing; nothing was written, and the lease is dead.
         :raises RecordTooLargeError: a record cannot be split; nothing was written, and the lease lives on.
         """
@@ -371,6 +372,13 @@ class Transport(Protocol):
         """Read a topic from its beginning, or from the given offsets by partition."""
         ...
 
+    async def extents(self, topic: Topic) -> Mapping[int, Extent]:
+        """What there is of each partition now.
+
+        :raises MissingTopicError: the topic does not exist.
+        """
+        ...
+
     def admin(self) -> TopicAdmin: ...
 
     async def close(self) -> None: ...
@@ -394,12 +402,5 @@ class Broker(Transport, Protocol):
         """By how much the broker's clock is ahead of ours, and how far that may be wrong.
 
         :raises ConfigurationError: a right is missing that only this takes.
-        """
-        ...
-
-    async def extents(self, topic: Topic) -> Mapping[int, Extent]:
-        """What there is of each partition now.
-
-        :raises MissingTopicError: the topic does not exist.
         """
         ...

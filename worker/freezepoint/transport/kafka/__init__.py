@@ -4,6 +4,7 @@ closed), ``cluster`` and ``admin`` (topics), ``examine`` (what ``freezepoint doc
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -82,8 +83,9 @@ class KafkaTransport:
 
     async def close(self) -> None:
         """Close whatever this transport made and wait until every connection is gone."""
-        for made in self._made:
-            await (made.leave() if isinstance(made, KafkaMember) else made.close())
+        await asyncio.gather(
+            *(made.leave() if isinstance(made, KafkaMember) else made.close() for made in self._made)
+        )
         self._made.clear()
         await self._cluster.close()
         await self._clients.drain()

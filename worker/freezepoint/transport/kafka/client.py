@@ -33,6 +33,8 @@ CONNECTION_KEYS = frozenset({
 IDLE_CONNECTION_MS = 540_000
 FETCH_WAIT_MS = 500
 CLOSE_GRACE_S = 5.0
+SILENT_GRACE_S = 0.3
+"""The same when the broker is known not to answer."""
 SEVER_GRACE_S = 1.0
 
 
@@ -101,6 +103,8 @@ class Clients:
         self.bootstrap = bootstrap
         self.settings = settings
         self.timeout_s = settings.request_timeout_ms / 1000
+        self.silent = False
+        """Whether the broker's last answer did not come: then none is waited for when clients are closed."""
         self._connection: dict[str, Any] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -163,7 +167,10 @@ class Clients:
         try:
             async with asyncio.timeout(self.timeout_s):
                 await client.start()
+            _require_brokers(client)
+            self.silent = False
         except CLIENT_ERRORS as error:
+            self.silent = True
             self.dispose(client)
             refused = await self._refusal() if isinstance(error, KafkaConnectionError) else None
             raise refused or translate(error, f"{doing} at {self.bootstrap}") from error
@@ -196,7 +203,7 @@ class Clients:
 
     def dispose(self, client: Any, *, unflushed: bool = False) -> asyncio.Task[None]:
         """Close a client in the background; :meth:`drain` waits for it. ``unflushed``: send nothing any more."""
-        return self.background(_close(client, unflushed=unflushed))
+        return self.background(_close(client, lambda: self.silent, unflushed=unflushed))
 
     def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -210,15 +217,23 @@ class Clients:
             await asyncio.wait(set(self._closing))
 
 
-async def _close(client: Any, *, unflushed: bool) -> None:
+def _require_brokers(client: Any) -> None:
+    """A broker that is back from an outage may know of none, not even of itself; a client that is told so first, and then
+    loses its only connection, never asks anybody again."""
+    inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - none says it publicly
+    if not inner.cluster.brokers():
+        raise KafkaConnectionError("it does not know its cluster yet")
+
+
+async def _close(client: Any, is_silent: Callable[[], bool], *, unflushed: bool) -> None:
     if isinstance(client, AIOKafkaProducer):
         if unflushed:
             _drop_pending(client)
-        await _bounded(client.stop(), client.client.close)
+        await _bounded(client.stop(), client.client.close, is_silent)
     elif isinstance(client, AIOKafkaConsumer):
-        await _bounded(client.stop(), client._client.close)  # noqa: SLF001 - stop() itself may never get there
+        await _bounded(client.stop(), client._client.close, is_silent)  # noqa: SLF001 - stop() itself may never get there
     else:
-        await _bounded(client.close(), client._client.close)  # noqa: SLF001 - as above
+        await _bounded(client.close(), client._client.close, is_silent)  # noqa: SLF001 - as above
 
 
 def _drop_pending(producer: Any) -> None:
@@ -243,14 +258,20 @@ def retrieve(future: asyncio.Future[Any]) -> None:
     future.add_done_callback(look)
 
 
-async def _bounded(stop: Coroutine[Any, Any, None], sever: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _bounded(
+    stop: Coroutine[Any, Any, None],
+    sever: Callable[[], Coroutine[Any, Any, None]],
+    is_silent: Callable[[], bool],
+) -> None:
     """Run ``stop``; after a grace close the connections under it, which ends what it waits for, then cancel it.
 
     Without a broker ``stop`` hangs: the producer's on a flush, the consumer's on a rejoin or the leave request. It may
     also end early by an error or a cancellation of a task of its own, so that the connections are closed in any case.
     """
     task = asyncio.create_task(stop)
-    done, _ = await asyncio.wait({task}, timeout=CLOSE_GRACE_S)
+    done, _ = await asyncio.wait({task}, timeout=SILENT_GRACE_S)
+    if not done and not is_silent():
+        done, _ = await asyncio.wait({task}, timeout=CLOSE_GRACE_S - SILENT_GRACE_S)
     if not done:
         await _at_most(sever(), SEVER_GRACE_S)
         await _at_most(task, SEVER_GRACE_S)

@@ -26,6 +26,8 @@ BATCH_BYTES_MAX = 256 * 1024
 BATCH_FRAMING_BYTES = 128
 LIMIT = "max.message.bytes"
 METADATA_RETRY_S = 0.1
+GONE_S = 0.5
+"""How long a topic that was there has to be missing from every answer until it is believed to be gone."""
 
 
 class Cluster:
@@ -40,6 +42,7 @@ class Cluster:
         self._closed = False
         self._limits: dict[Topic, int] = {}
         self._looked_at: set[Topic] = set()
+        self._seen: set[str] = set()
 
     async def admin(self) -> Any:
         async with self._starting:
@@ -82,8 +85,7 @@ class Cluster:
         self._closed = True
         made = [client for client in (self._admin, self._consumer) if client is not None]
         self._admin = self._consumer = None
-        for client in made:
-            await self.clients.close(client)
+        await asyncio.gather(*(self.clients.close(client) for client in made))
 
     async def partitions(self, topic: Topic) -> int:
         """How many partitions the topic has now.
@@ -104,30 +106,31 @@ class Cluster:
         """
         wanted = list(names)
         admin = await self.admin()
-        with translated(f"describing {', '.join(wanted)}"):
-            async with asyncio.timeout(self.clients.timeout_s):
-                while True:
-                    counts = await self._describe(admin, wanted)
-                    if counts is not None:
-                        return counts
-                    await asyncio.sleep(METADATA_RETRY_S)
-
-    @staticmethod
-    async def _describe(admin: Any, names: list[str]) -> dict[str, int] | None:
-        """None while a topic is just being created."""
-        response = await admin._send_request(MetadataRequest(names, False))  # noqa: SLF001 - see partition_counts
-        counts: dict[str, int] = {}
-        for topic in response.to_object()["topics"]:
-            error = kafka.for_code(topic["error_code"])
-            if error is kafka.LeaderNotAvailableError:
-                return None
-            if error is kafka.TopicAuthorizationFailedError:
-                raise error(topic["topic"])
-            if error is kafka.NoError:
-                counts[topic["topic"]] = len(topic["partitions"])
-            elif error is not kafka.UnknownTopicOrPartitionError:
-                raise error(topic["topic"])
+        try:
+            with translated(f"describing {', '.join(wanted)}"):
+                async with asyncio.timeout(self.clients.timeout_s):
+                    counts = await self._settled(admin, wanted)
+        except (BrokerUnavailableError, asyncio.CancelledError):
+            self.clients.silent = True
+            raise
+        self.clients.silent = False
+        self._seen = (self._seen - set(wanted)) | counts.keys()
         return counts
+
+    async def _settled(self, admin: Any, names: list[str]) -> dict[str, int]:
+        """What a broker says that knows its cluster, and goes on saying of a topic that was there and is missing."""
+        missing_since: float | None = None
+        while True:
+            response = await admin._send_request(MetadataRequest(names, False))  # noqa: SLF001 - see partition_counts
+            counts = counts_in(response)
+            if counts is not None:
+                if counts.keys() >= self._seen.intersection(names):
+                    return counts
+                now = asyncio.get_running_loop().time()
+                missing_since = missing_since or now
+                if now - missing_since >= GONE_S:
+                    return counts
+            await asyncio.sleep(METADATA_RETRY_S)
 
     async def topic_id(self, name: str) -> str | None:
         """None if there is no such topic, or the broker is too old to tell."""
@@ -239,6 +242,25 @@ class Cluster:
             elif error is not kafka.UnknownTopicOrPartitionError:
                 raise translate(error(name), f"comparing the configuration of {name}")
         return found
+
+
+def counts_in(response: Any) -> dict[str, int] | None:
+    """Partitions by the name of each topic that exists. None where the answer says nothing yet: a topic is just being
+    created, or the broker, back from an outage, knows of no broker in its cluster, itself included."""
+    if not response.brokers:
+        return None
+    counts: dict[str, int] = {}
+    for topic in response.to_object()["topics"]:
+        error = kafka.for_code(topic["error_code"])
+        if error is kafka.LeaderNotAvailableError:
+            return None
+        if error is kafka.TopicAuthorizationFailedError:
+            raise error(topic["topic"])
+        if error is kafka.NoError:
+            counts[topic["topic"]] = len(topic["partitions"])
+        elif error is not kafka.UnknownTopicOrPartitionError:
+            raise error(topic["topic"])
+    return counts
 
 
 async def broker_versions(admin: Any, node: int) -> Versions | None:

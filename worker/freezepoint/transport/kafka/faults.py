@@ -35,7 +35,8 @@ UNREACHABLE = (
     kafka.NotEnoughReplicasAfterAppendError,
 )
 CLIENT_ERRORS = (kafka.KafkaError, TimeoutError, OSError, AssertionError)
-"""What aiokafka raises for the broker's faults: it asserts its own state machine, so a producer that died asserts."""
+"""What aiokafka raises for the broker's faults. It asserts its own state: a producer that died asserts, and a client that was
+told of no broker does."""
 
 FENCING = (kafka.ProducerFenced, kafka.InvalidProducerEpoch)
 
@@ -45,14 +46,22 @@ def missing_topic(name: str) -> MissingTopicError:
 
 
 def translate(error: BaseException, doing: str) -> FreezepointError:
-    """Our error for one of the client's; ``doing`` completes "while ..." and names topic, group or partition."""
+    """Our error for one of the client's; ``doing`` completes "while ..." and names topic, group or partition.
+
+    A topic that the client does not know is none that is missing: it also says so when nobody answers it for long enough.
+    ``Cluster.partition_counts`` asks, and tells.
+    """
     if isinstance(error, FreezepointError):
         return error
     refused = _refused(error, doing)
     if refused is not None:
         return refused
     if isinstance(error, kafka.UnknownTopicOrPartitionError):
-        return MissingTopicError(f"unknown topic while {doing}; create it: freezepoint topics apply")
+        return BrokerUnavailableError(f"the broker did not tell where the topic is while {doing}")
+    if isinstance(error, AssertionError):
+        return BrokerUnavailableError(
+            f"the client lost the broker while {doing} ({_text(error) or 'no reason given'})"
+        )
     if isinstance(error, UNREACHABLE):
         return BrokerUnavailableError(f"no answer from the broker while {doing}: {one_line(error)}")
     return BrokerError(f"the broker failed while {doing}: {one_line(error)}")
@@ -78,8 +87,12 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = _text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 REFUSALS: tuple[tuple[type[Exception], str], ...] = (

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError
+from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError, StorageFullError
 from freezepoint.settings import SqliteSettings
 from freezepoint.transport.sqlite.layout import APPLICATION_ID, LAYOUT_VERSION, TABLES
 
@@ -71,6 +71,8 @@ def broker_error(error: sqlite3.Error, path: Path) -> BrokerError:
             f"{path} stayed locked by another process for longer than sqlite.busy_timeout_ms; "
             "find what holds it (lsof), or raise FREEZEPOINT_SQLITE__BUSY_TIMEOUT_MS"
         )
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return StorageFullError(f"{path}: the disk is full; make room there, the work then goes on")
     return BrokerError(f"{path}: {error}")
 
 

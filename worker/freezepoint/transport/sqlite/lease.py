@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from freezepoint.core.records import InputRecord, OutputRecord
-from freezepoint.errors import BrokerError, OwnershipLostError, PublishError
+from freezepoint.errors import BrokerError, OwnershipLostError, PublishError, StorageFullError
 from freezepoint.settings import SqliteSettings
 from freezepoint.transport.sqlite import log, ownership
 from freezepoint.transport.sqlite.database import Job, ReadConnection, WriteConnection
@@ -121,7 +121,7 @@ class SqliteLease:
             raise  # nothing was written, and a later generation may give the partition back
         except BaseException as error:
             self._end()
-            if isinstance(error, BrokerError) and not isinstance(error, PublishError):
+            if isinstance(error, BrokerError) and not isinstance(error, (PublishError, StorageFullError)):
                 raise PublishError(f"partition {self.partition}: {error}") from error
             raise
 
