@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from freezepoint.cli import app
+from freezepoint.origins import OTHER_VARIABLES
 from freezepoint.settings import Settings
 from freezepoint_schemas.topics import TopicNames, topic_specs
 from tests.chaos.registry import all_scenarios
@@ -211,6 +212,10 @@ def test_every_setting_has_the_default_that_is_stated(row: list[str], defaults: 
         section, _, start = name.removesuffix("…").partition(".")
         fields = type(value_of(defaults, section)).model_fields
         assert [field for field in fields if field.startswith(start)], name
+
+
+def test_the_variables_that_are_no_settings() -> None:
+    assert set(re.findall(r"`(FREEZEPOINT_[A-Z_]+[A-Z])`", document(README))) >= OTHER_VARIABLES.keys()
 
 
 @pytest.mark.parametrize("name", markdown_files())

@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _wrong_usage(error: typer.BadParameter) -> int:
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")
     if type(error).__name__ != "NoArgsIsHelpError":
         error_line(message)
     elif message:  # without arguments the help is the answer, and may have been shown already
