@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from freezepoint import __version__
+from freezepoint.cli.commands import COMMANDS as LISTED
+from freezepoint.cli.commands import command_of
 from freezepoint.errors import ConfigurationError
 from freezepoint.origins import OTHER_VARIABLES
 from freezepoint.reader import TrajectoryReader
@@ -64,6 +66,22 @@ def test_without_a_command_the_help_is_shown(shell: Shell) -> None:
     assert outcome.code == 2
     assert "Usage: freezepoint" in outcome.out.decode() + outcome.err
     assert "error" not in outcome.err
+
+
+def test_the_list_of_commands_says_what_their_own_help_says() -> None:
+    for name, (_, summary) in LISTED.items():
+        assert command_of(name).help.partition("\n")[0] == summary
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["publish", "--help"], ["nonsense"]])
+def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) -> None:
+    program = (
+        "import sys, freezepoint.cli\n"
+        "try: freezepoint.cli.main()\n"
+        "finally: print([m for m in sys.modules if m.split('.')[0] in {'numpy', 'asyncio', 'pydantic_settings',"
+        " 'freezepoint_schemas.events', 'structlog'}])"
+    )
+    assert shell.program(program, *arguments).out.endswith(b"[]\n")
 
 
 # ------------------------------------------------------------------------------------------------------------ errors
@@ -234,3 +252,31 @@ def test_an_interrupt_is_exit_code_130(shell: Shell) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["--help"]),
+        ("freezepoint.cli.load", ["publish", "events.jsonl"]),
+        ("numpy", ["publish", "events.jsonl"]),
+        ("numpy.linalg", ["run"]),
+        ("pydantic_settings", ["results"]),
+        ("asyncio", ["config"]),
+        ("structlog", ["topics", "apply"]),
+        ("freezepoint.transport.sqlite", ["complete", "a"]),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported(shell: Shell, module: str, arguments: list[str]) -> None:
+    """It comes from within the import of that module."""
+    program = f"""
+import os, signal, sys, freezepoint.cli
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+freezepoint.cli.main()
+"""
+    outcome = shell.program(program, *arguments)
+    assert (outcome.code, outcome.out, outcome.err) == (130, b"", "")

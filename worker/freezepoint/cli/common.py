@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TypeVar
 
 import typer
-from pydantic import ValidationError
 
-from freezepoint.core.build import DELIVERIES
-from freezepoint.core.builder import BUILDERS
+from freezepoint.cli.loading import loading, quiet_logs
 from freezepoint.errors import ConfigurationError, FreezepointError, InputError
-from freezepoint.settings import Settings, load
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from freezepoint.settings import Settings
 
 FAILED: Final = 1
 """Exit code of work that failed."""
 WRONG_INPUT: Final = 2
 """Exit code of wrong usage, configuration or input."""
-INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 """Exit code of a program that a closed pipe ended, as a shell reports it."""
 
@@ -52,6 +52,10 @@ def load_settings(
 
     :raises ConfigurationError: a value or the file is wrong.
     """
+    with loading():
+        from freezepoint.core.build import DELIVERIES
+        from freezepoint.core.builder import BUILDERS
+        from freezepoint.settings import load
     settings = load(broker=broker, topic_prefix=topic_prefix)
     chosen = settings.worker.model_copy(update=_given(worker or {}))
     _require_known("builder", chosen.builder, BUILDERS)
@@ -82,6 +86,10 @@ def wrong_option(error: ValidationError) -> InputError:
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end."""
+    with loading():
+        import asyncio
+
+        quiet_logs()
     return asyncio.run(work)
 
 
