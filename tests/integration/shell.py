@@ -48,8 +48,15 @@ class Shell:
     def __call__(
         self, *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
     ) -> Outcome:
+        return self._run([*COMMAND, *arguments], stdin, environment)
+
+    def program(self, text: str, *arguments: str) -> Outcome:
+        """A program instead of the command, with the arguments of one."""
+        return self._run([sys.executable, "-c", text, *arguments], b"", None)
+
+    def _run(self, words: list[str], stdin: bytes, environment: Mapping[str, str] | None) -> Outcome:
         done = subprocess.run(
-            [*COMMAND, *arguments],
+            words,
             cwd=self.folder,
             env=self.environment(environment),
             input=stdin,

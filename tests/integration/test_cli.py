@@ -10,6 +10,13 @@ from pathlib import Path
 import pytest
 
 from freezepoint import __version__
+from freezepoint.cli.commands import COMMANDS as LISTED
+from freezepoint.cli.commands import command_of
+from freezepoint.errors import ConfigurationError
+from freezepoint.origins import OTHER_VARIABLES
+from freezepoint.reader import TrajectoryReader
+from freezepoint.sink import TokenSink
+from freezepoint.source import TokenSource
 from tests.integration.shell import TIMEOUT_S, Shell
 from tests.polling import poll_until
 
@@ -61,6 +68,22 @@ def test_without_a_command_the_help_is_shown(shell: Shell) -> None:
     assert "error" not in outcome.err
 
 
+def test_the_list_of_commands_says_what_their_own_help_says() -> None:
+    for name, (_, summary) in LISTED.items():
+        assert command_of(name).help.partition("\n")[0] == summary
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["publish", "--help"], ["nonsense"]])
+def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) -> None:
+    program = (
+        "import sys, freezepoint.cli\n"
+        "try: freezepoint.cli.main()\n"
+        "finally: print([m for m in sys.modules if m.split('.')[0] in {'numpy', 'asyncio', 'pydantic_settings',"
+        " 'freezepoint_schemas.events', 'structlog'}])"
+    )
+    assert shell.program(program, *arguments).out.endswith(b"[]\n")
+
+
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
@@ -106,15 +129,100 @@ def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[s
         ({"FREEZEPOINT_BROKER": "redis://x"}, "broker 'redis://x' is neither"),
         ({"FREEZEPOINT_KAFKA__SESSION_TIMEOUT_MS": "soon"}, "FREEZEPOINT_KAFKA__SESSION_TIMEOUT_MS: "),
         ({"FREEZEPOINT_CONFIG": "no.toml"}, "FREEZEPOINT_CONFIG names no.toml, which is no file"),
-        ({"FREEZEPOINT_CONFIG": "bad.toml"}, "bad.toml: "),
-        ({"FREEZEPOINT_KAFKA": "{"}, "kafka"),
+        ({"FREEZEPOINT_CONFIG": "."}, "FREEZEPOINT_CONFIG names ., which is no file"),
+        ({"FREEZEPOINT_KAFKA": "{"}, "FREEZEPOINT_KAFKA is no JSON: "),
+        ({"FREEZEPOINT_WORKER": "[1]"}, "FREEZEPOINT_WORKER is no JSON object; "),
+        ({"FREEZEPOINT_WORKER": '{"poll_timeout_ms": 0}'}, "FREEZEPOINT_WORKER: Input should be greater"),
+        (
+            {"FREEZEPOINT_LOG_LEVEL": "loud"},
+            "(env var: 'FREEZEPOINT_LOG_LEVEL'): 'loud' is not one of 'debug', 'info', 'warning', 'error'",
+        ),
     ],
 )
 def test_wrong_configuration_is_one_line_and_exit_code_2(
     shell: Shell, environment: dict[str, str], message: str
 ) -> None:
-    (shell.folder / "bad.toml").write_text("this is no TOML")
-    assert message in shell.wrong(2, "results", environment=environment)
+    assert message in shell.wrong(2, "run", "--until-idle", environment=environment)
+    assert list(shell.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"this is no TOML", "fp.toml: "),
+        ('[worker]\ngroup = "Größe"'.encode("latin-1"), "fp.toml: line 2 is not UTF-8"),
+        (b'brokr = "x"', "fp.toml: brokr is no setting; did you mean broker?"),
+        (b"[workr]\ngroup = 'x'", "fp.toml: workr is no setting; did you mean worker?"),
+        (b"[worker]\ngrup = 'x'", "fp.toml: worker.grup is no setting; did you mean worker.group?"),
+        (b"[worker]\ngroup = 7", "fp.toml: worker.group: Input should be a valid string"),
+        (b"worker = 7", "fp.toml: worker: Input should be "),
+        (b"[http]\nport = 70000", "fp.toml: http.port: Input should be less than or equal to 65535"),
+    ],
+)
+def test_a_wrong_settings_file_is_named_with_the_key(shell: Shell, text: bytes, message: str) -> None:
+    (shell.folder / "fp.toml").write_bytes(text)
+    assert shell.wrong(2, "config", environment={"FREEZEPOINT_CONFIG": "fp.toml"}).startswith(message)
+
+
+def test_a_value_is_told_by_the_name_that_won(shell: Shell) -> None:
+    """The file says it right, and the environment, which wins, wrong; then the other way round."""
+    (shell.folder / "fp.toml").write_bytes(b"[http]\nport = 80")
+    environment = {"FREEZEPOINT_CONFIG": "fp.toml", "FREEZEPOINT_HTTP__PORT": "x"}
+    assert shell.wrong(2, "config", environment=environment).startswith("FREEZEPOINT_HTTP__PORT: ")
+    (shell.folder / "fp.toml").write_bytes(b"[http]\nport = 'x'")
+    shell.ok("config", environment=environment | {"FREEZEPOINT_HTTP__PORT": "80"})
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("FREEZEPOINT_BROKR", "did you mean FREEZEPOINT_BROKER?"),
+        ("freezepoint_brokr", "did you mean FREEZEPOINT_BROKER?"),
+        ("FREEZEPOINT_WORKR__GROUP", "did you mean FREEZEPOINT_WORKER__GROUP?"),
+        ("FREEZEPOINT_WORKER__GRUP", "did you mean FREEZEPOINT_WORKER__GROUP?"),
+        ("FREEZEPOINT_WORKER_GROUP", "did you mean FREEZEPOINT_WORKER__GROUP?"),
+        ("FREEZEPOINT_HTTP_PORT", "did you mean FREEZEPOINT_HTTP__PORT?"),
+        ("FREEZEPOINT_WORKER__GROUP__X", "did you mean FREEZEPOINT_WORKER__GROUP?"),
+        ("FREEZEPOINT_CONFIGS", "did you mean FREEZEPOINT_CONFIG?"),
+        ("FREEZEPOINT_ZZZ", "freezepoint config prints every setting's name"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused(shell: Shell, name: str, nearest: str) -> None:
+    assert shell.wrong(2, "results", environment={name: "8080"}) == f"{name} is no setting; {nearest}"
+    assert list(shell.folder.iterdir()) == []
+
+
+def test_a_key_of_a_whole_section_that_is_no_setting_is_refused(shell: Shell) -> None:
+    wrong = shell.wrong(2, "results", environment={"FREEZEPOINT_WORKER": '{"grup": 1}'})
+    assert wrong == "FREEZEPOINT_WORKER: worker.grup is no setting; did you mean worker.group?"
+
+
+def test_variables_that_are_no_settings_and_yet_known(shell: Shell) -> None:
+    services = {  # what Kubernetes sets in a pod beside services named freezepoint and freezepoint-worker
+        "FREEZEPOINT_SERVICE_HOST": "10.0.0.1",
+        "FREEZEPOINT_SERVICE_PORT": "8080",
+        "FREEZEPOINT_SERVICE_PORT_HTTP": "8080",
+        "FREEZEPOINT_PORT": "tcp://10.0.0.1:8080",
+        "FREEZEPOINT_WORKER_PORT": "tcp://10.0.0.1:8080",
+        "FREEZEPOINT_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "FREEZEPOINT_PORT_8080_TCP_PROTO": "tcp",
+        "FREEZEPOINT_PORT_8080_TCP_PORT": "8080",
+        "FREEZEPOINT_PORT_8080_TCP_ADDR": "10.0.0.1",
+    }
+    (shell.folder / "fp.toml").write_bytes(b"")
+    others = dict.fromkeys(OTHER_VARIABLES, "info") | {"FREEZEPOINT_CONFIG": "fp.toml"}
+    shell.ok("config", environment=services | others)
+
+
+@pytest.mark.parametrize("made", [TokenSink, TokenSource, TrajectoryReader])
+def test_libraries_refuse_what_the_command_refuses(made: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FREEZEPOINT_BROKR", "sqlite:///x.db")
+    with pytest.raises(ConfigurationError, match=r"did you mean FREEZEPOINT_BROKER\?"):
+        made()
+    monkeypatch.delenv("FREEZEPOINT_BROKR")
+    monkeypatch.setenv("FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS", "soon")
+    with pytest.raises(ConfigurationError, match=r"^FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS: "):
+        made()
 
 
 def test_failed_work_is_exit_code_1(shell: Shell) -> None:
@@ -147,3 +255,31 @@ def test_an_interrupt_is_exit_code_130(shell: Shell) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["--help"]),
+        ("freezepoint.cli.load", ["publish", "events.jsonl"]),
+        ("numpy", ["publish", "events.jsonl"]),
+        ("numpy.linalg", ["run"]),
+        ("pydantic_settings", ["results"]),
+        ("asyncio", ["config"]),
+        ("structlog", ["topics", "apply"]),
+        ("freezepoint.transport.sqlite", ["complete", "a"]),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported(shell: Shell, module: str, arguments: list[str]) -> None:
+    """It comes from within the import of that module."""
+    program = f"""
+import os, signal, sys, freezepoint.cli
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+freezepoint.cli.main()
+"""
+    outcome = shell.program(program, *arguments)
+    assert (outcome.code, outcome.out, outcome.err) == (130, b"", "")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from examples.end_to_end.__main__ import GROUP_SIZE, GROUPS, collect
+from examples.end_to_end.__main__ import GROUP_SIZE, GROUPS, collect, main
 from examples.end_to_end.model_server import ModelServer
 from examples.end_to_end.serving import serving
 from examples.end_to_end.trainer import step
 from freezepoint.capture import CaptureMiddleware
+from freezepoint.demo import apart
+from freezepoint.errors import BrokerError, MissingTopicError
 from freezepoint.reader import Trajectory, TrajectoryReader
+from freezepoint.settings import Settings
 from freezepoint.sink import TokenSink
+from freezepoint_schemas.topics import Topic
 from tests.contract.driving import Cluster
+from tests.documents import ROOT
 from tests.integration.workers import worker
 
 
@@ -62,3 +70,40 @@ async def test_the_arrays_are_what_the_server_sampled(cluster: Cluster, tmp_path
             assert assert_sampled(member, model) == 5  # one generation a turn, whatever was retried
         numbers = step(group)
         assert (numbers["masked"], numbers["tokens"] > 0) == (1, True)
+
+
+def run_example(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "examples.end_to_end"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(240)
+async def test_the_command_runs_again_and_again_and_keeps_to_topics_of_its_own(cluster: Cluster) -> None:
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), **cluster.environment()}
+    for _ in range(2):
+        ran = await asyncio.to_thread(run_example, environment)
+        assert ran.returncode == 0, ran.stderr
+        assert sorted(line.split()[0] for line in ran.stdout.splitlines()) == [
+            f"group-{task}" for task in range(GROUPS)
+        ]
+    with pytest.raises(MissingTopicError):  # those that the settings name
+        await cluster.transport().admin().partitions(Topic.TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("level", "deadline_s", "why"), [("info", 0.5, "still at it after 0.5 s"), ("none", 120.0, "exit code 2")]
+)
+async def test_the_command_ends_when_the_worker_does_not_deliver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, deadline_s: float, why: str
+) -> None:
+    monkeypatch.setenv("FREEZEPOINT_LOG_LEVEL", level)
+    settings = Settings(broker=f"sqlite:///{tmp_path / 'freezepoint.db'}")
+    with pytest.raises(BrokerError, match=why):
+        await main(apart(settings, "example"), deadline_s)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from pydantic import BaseModel
 
-from freezepoint.cli import app
+from freezepoint.cli.commands import COMMANDS, command_of
+from freezepoint.origins import OTHER_VARIABLES
 from freezepoint.settings import Settings
 from freezepoint_schemas.topics import TopicNames, topic_specs
 from tests.chaos.registry import all_scenarios
@@ -129,15 +129,16 @@ def test_the_numbers_of_the_guarantees() -> None:
     assert int(scenarios) == len(all_scenarios())
 
 
-def commands_of(command: Any, prefix: str = "") -> dict[str, Any]:
+def all_commands() -> dict[str, Any]:
     """Every command of the command line by its words."""
-    if not hasattr(command, "commands"):
-        return {prefix.strip(): command}
-    return {
-        words: leaf
-        for name, inner in command.commands.items()
-        for words, leaf in commands_of(inner, f"{prefix} {name}").items()
-    }
+    found: dict[str, Any] = {}
+    for name in COMMANDS:
+        command = command_of(name)
+        inner = getattr(command, "commands", None)
+        found |= (
+            {name: command} if inner is None else {f"{name} {last}": leaf for last, leaf in inner.items()}
+        )
+    return found
 
 
 def test_the_commands_are_those_of_the_command_line() -> None:
@@ -147,12 +148,12 @@ def test_the_commands_are_those_of_the_command_line() -> None:
         for span in spans_of(row[0])
         if span[0].islower()
     ]
-    assert sorted(named) == sorted(commands_of(typer.main.get_command(app)))
+    assert sorted(named) == sorted(all_commands())
 
 
 def test_every_option_that_a_document_names_exists() -> None:
     """Of commands that are written out: ``freezepoint COMMAND … --option``."""
-    known = commands_of(typer.main.get_command(app))
+    known = all_commands()
     used = [
         (command, option)
         for name in markdown_files()
@@ -211,6 +212,10 @@ def test_every_setting_has_the_default_that_is_stated(row: list[str], defaults: 
         section, _, start = name.removesuffix("…").partition(".")
         fields = type(value_of(defaults, section)).model_fields
         assert [field for field in fields if field.startswith(start)], name
+
+
+def test_the_variables_that_are_no_settings() -> None:
+    assert set(re.findall(r"`(FREEZEPOINT_[A-Z_]+[A-Z])`", document(README))) >= OTHER_VARIABLES.keys()
 
 
 @pytest.mark.parametrize("name", markdown_files())

@@ -194,7 +194,7 @@ def test_nothing_of_it_is_imported_unless_it_is_switched_on(shell: Shell, events
     shell.ok("publish", "--complete", str(events))
     program = (
         "import sys, asyncio; from freezepoint.app import run_worker; from freezepoint.settings import Settings\n"
-        "import freezepoint.cli\n"
+        "import freezepoint.cli.commands, freezepoint.cli.run\n"
         "assert asyncio.run(run_worker(Settings(), until_idle=True)).results == 2\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

@@ -1,19 +1,23 @@
-"""Settings: keyword arguments, then ``FREEZEPOINT_`` environment variables (``__`` nests), then one TOML file."""
+"""Settings: keyword arguments, then ``FREEZEPOINT_`` environment variables (``__`` nests), then one TOML file. Names that are no
+setting are refused, see ``origins``."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
+    SettingsError,
 )
 
+from freezepoint.errors import ConfigurationError
+from freezepoint.origins import CONFIG, check_environment, first_problem, read_file
 from freezepoint_schemas.topics import TopicNames
 
 DEFAULT_BROKER = "sqlite:///freezepoint.db"
@@ -181,7 +185,25 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments win over the environment, the environment over the file."""
-        path = os.environ.get("FREEZEPOINT_CONFIG")
-        toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
-        return (init_settings, env_settings, *toml)
+        """Arguments win over the environment, the environment over the file.
+
+        :raises ConfigurationError: the environment or the file names a setting that there is not.
+        """
+        check_environment(settings_cls)
+        path = os.environ.get(CONFIG)
+        file = (InitSettingsSource(settings_cls, read_file(path, settings_cls)),) if path else ()
+        return (init_settings, env_settings, *file)
+
+
+def load(**given: Any) -> Settings:
+    """The effective settings. Arguments that are None were not given.
+
+    :raises ConfigurationError: a name or a value is wrong; the message says which, and where it was set.
+    """
+    arguments = {name: value for name, value in given.items() if value is not None}
+    try:
+        return Settings(**arguments)
+    except ValidationError as error:
+        raise ConfigurationError(first_problem(error, arguments, Settings)) from None
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from None

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-import tomllib
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TypeVar
 
 import typer
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
-from freezepoint.core.build import DELIVERY_NAMES
-from freezepoint.core.builder import BUILDERS
+from freezepoint.cli.loading import loading, quiet_logs
 from freezepoint.errors import ConfigurationError, FreezepointError, InputError
-from freezepoint.settings import Settings
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from freezepoint.settings import Settings
 
 FAILED: Final = 1
 """Exit code of work that failed."""
 WRONG_INPUT: Final = 2
 """Exit code of wrong usage, configuration or input."""
-INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 """Exit code of a program that a closed pipe ended, as a shell reports it."""
 
@@ -56,18 +52,11 @@ def load_settings(
 
     :raises ConfigurationError: a value or the file is wrong.
     """
-    path = os.environ.get("FREEZEPOINT_CONFIG")
-    if path and not Path(path).is_file():
-        raise ConfigurationError(f"FREEZEPOINT_CONFIG names {path}, which is no file")
-    options: dict[str, Any] = {"broker": broker, "topic_prefix": topic_prefix}
-    try:
-        settings = Settings(**_given(options))
-    except ValidationError as error:
-        raise ConfigurationError(_first_problem(error, _variable)) from None
-    except SettingsError as error:
-        raise ConfigurationError(str(error)) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+    with loading():
+        from freezepoint.core.build import DELIVERY_NAMES
+        from freezepoint.core.builder import BUILDERS
+        from freezepoint.settings import load
+    settings = load(broker=broker, topic_prefix=topic_prefix)
     chosen = settings.worker.model_copy(update=_given(worker or {}))
     _require_known("builder", chosen.builder, BUILDERS)
     _require_known("delivery", chosen.delivery, DELIVERY_NAMES)
@@ -84,27 +73,23 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _variable(location: tuple[str | int, ...]) -> str:
-    return "FREEZEPOINT_" + "__".join(str(part) for part in location).upper()
-
-
 def _option(location: tuple[str | int, ...]) -> str:
     return "--" + str(location[0]).replace("_", "-") if location else "options"
 
 
 def wrong_option(error: ValidationError) -> InputError:
     """A model's complaint about an option of the same name."""
-    return InputError(_first_problem(error, _option))
-
-
-def _first_problem(error: ValidationError, name: Callable[[tuple[str | int, ...]], str]) -> str:
     problem = error.errors(include_url=False, include_context=False)[0]
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{name(problem['loc'])}: {message}" if problem["loc"] else message
+    return InputError(f"{_option(problem['loc'])}: {message}" if problem["loc"] else message)
 
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end."""
+    with loading():
+        import asyncio
+
+        quiet_logs()
     return asyncio.run(work)
 
 

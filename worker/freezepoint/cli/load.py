@@ -1,4 +1,4 @@
-"""``simulate`` and ``publish``: events into a broker."""
+"""``simulate``, and the work of ``publish``: events into a broker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def register(app: typer.Typer) -> None:
     app.command(
         "simulate", epilog="Example: freezepoint simulate --seed 7 --truth truth.jsonl --out events.jsonl"
     )(simulate_command)
-    app.command(epilog="Example: freezepoint publish --complete events.jsonl")(publish)
 
 
 def _chance(help_text: str) -> Any:
@@ -185,29 +184,13 @@ def _output(out: str, stack: ExitStack) -> BinaryIO:
     )
 
 
-def publish(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="JSON lines, .gz, or - for stdin.")],
-    complete: Annotated[
-        bool, typer.Option("--complete", help="Add the complete event after each rollout's last line.")
-    ] = False,
-    keep_going: Annotated[
-        bool,
-        typer.Option(
-            "--keep-going",
-            help="Report and skip bad lines; the rollout that one can be told to belong to is masked, and where none can, those of its file get no complete event.",
-        ),
-    ] = False,
-    broker: Broker = None,
-    topic_prefix: TopicPrefix = None,
-) -> None:
-    """Publish files of events or bare token entries, line by line as they stand, in order per rollout."""
-    settings = load_settings(broker, topic_prefix)
+def publish_lines(settings: Settings, files: list[str], *, complete: bool, keep_going: bool) -> int:
+    """See the command ``publish``. How many lines were skipped."""
     began = time.monotonic()
     with sources(files, again=complete) as opened:
         published = run_async(_publish(settings, opened, complete=complete, keep_going=keep_going))
     _summary(published, time.monotonic() - began)
-    if published.skipped:
-        raise typer.Exit(2)
+    return published.skipped
 
 
 async def _publish(settings: Settings, files: list[Source], *, complete: bool, keep_going: bool) -> Published:

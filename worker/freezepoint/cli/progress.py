@@ -5,18 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-from freezepoint.lines import Source
+    from freezepoint.lines import Source
 
 
 @contextmanager
@@ -29,7 +23,7 @@ def file_progress(
         return
     sizes = [file.size_bytes for file in files]
     before = [sum(sizes[:number]) for number in range(len(sizes))]
-    with _progress(BarColumn(), TaskProgressColumn()) as progress:
+    with _progress(bar=True) as progress:
         task = progress.add_task(what, total=sum(sizes) or None)
         yield lambda number, position: progress.update(task, completed=before[number] + position)
 
@@ -45,13 +39,16 @@ def text_progress(what: str, *, wanted: bool = True) -> Iterator[Callable[[str],
         yield lambda text: progress.update(task, description=f"{what}: {text}")
 
 
-def _progress(*columns: BarColumn | TaskProgressColumn) -> Progress:
+def _progress(*, bar: bool = False) -> Progress:
     """What is written to ``sys.stderr`` meanwhile appears above it; stdout is data and not its business."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        *columns,
-        TimeElapsedColumn(),
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        *((progress.BarColumn(), progress.TaskProgressColumn()) if bar else ()),
+        progress.TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,

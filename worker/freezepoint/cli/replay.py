@@ -70,7 +70,9 @@ def replay(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be put back.")] = False,
     builder: Annotated[str | None, typer.Option(help="prefix_merging (default) or per_request.")] = None,
-    delivery: Annotated[str | None, typer.Option(help="single_response (default), all_traces or per_request.")] = None,
+    delivery: Annotated[
+        str | None, typer.Option(help="single_response (default), all_traces or per_request.")
+    ] = None,
     broker: Broker = None,
     topic_prefix: TopicPrefix = None,
 ) -> None:

@@ -20,7 +20,7 @@ from freezepoint.reader.options import (
 )
 from freezepoint.reader.session import AsyncItems, BlockingItems, Session
 from freezepoint.reader.trajectory import DeliveryId, RolloutGroup, Trajectory
-from freezepoint.settings import Settings
+from freezepoint.settings import Settings, load
 from freezepoint.training.delivery import DeliveryName
 from freezepoint.transport.connect import connect
 
@@ -83,7 +83,7 @@ class TrajectoryReader:
         :param clock: for group deadlines, in seconds; it never goes back.
         :raises ConfigurationError: an argument is wrong; the message says how.
         """
-        base = settings or Settings()
+        base = settings or load()
         given = {"broker": broker, "topic_prefix": topic_prefix}
         chosen = base.model_copy(update={name: value for name, value in given.items() if value is not None})
         options = ReadOptions(

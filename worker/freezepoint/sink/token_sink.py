@@ -21,7 +21,7 @@ from freezepoint.errors import (
     InputError,
     MissingTopicError,
 )
-from freezepoint.settings import Settings
+from freezepoint.settings import Settings, load
 from freezepoint.sink.channel import Channel
 from freezepoint.sink.given import entry_of, event_of, named, rollout_of
 from freezepoint.sink.owed import OwedMarks
@@ -264,10 +264,9 @@ def _settings(
     sqlite: Mapping[str, Any],
 ) -> Settings:
     """The settings with what was given. The transports give up by themselves at the deadline, or a little later."""
-    given: dict[str, Any] = {"broker": broker, "topic_prefix": topic_prefix}
+    base = load(broker=broker, topic_prefix=topic_prefix)
     timeout_ms = max(_REQUEST_TIMEOUT_MS_MIN, int(deadline_s * 1000))
     try:
-        base = Settings(**{name: value for name, value in given.items() if value is not None})
         sections = {
             "kafka": {**base.kafka.model_dump(), "request_timeout_ms": timeout_ms, **kafka},
             "sqlite": {**base.sqlite.model_dump(), "busy_timeout_ms": timeout_ms, **sqlite},

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import ValidationError
-
 from freezepoint.captured import CaptureSnapshot
 from freezepoint.core.partition import PartitionConfig
 from freezepoint.core.records import OutputRecord
 from freezepoint.core.rollout import LogLimits
 from freezepoint.core.snapshot import take_snapshot
 from freezepoint.errors import ConfigurationError, ExpiredCaptureError, InputError, InvalidRolloutIdError
-from freezepoint.settings import Settings
+from freezepoint.settings import load
 from freezepoint.source.batches import Batches
 from freezepoint.source.ledger_view import LedgerView
 from freezepoint.source.reading import RolloutFold, read_rollouts, start_of
@@ -74,19 +72,9 @@ class TokenSource:
             )
         if deadline_s <= 0:
             raise ConfigurationError("deadline_s must be above 0")
-        given: dict[str, Any] = {
-            "broker": broker,
-            "topic_prefix": topic_prefix,
-            "kafka": kafka,
-            "sqlite": sqlite,
-            "worker": worker,
-        }
-        try:
-            self._settings = Settings(**{name: value for name, value in given.items() if value is not None})
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in problem["loc"])
-            raise ConfigurationError(f"the source's setting {where}: {problem['msg']}") from None
+        self._settings = load(
+            broker=broker, topic_prefix=topic_prefix, kafka=kafka, sqlite=sqlite, worker=worker
+        )
         self._run = run
         self._deadline_s = float(deadline_s)
         self._transport: Transport = connect(self._settings)
