@@ -147,7 +147,7 @@ async def test_several_choices_and_answers_without_ids_mark(tmp_path: Path) -> N
             for event in await server.events()
             if event.event == "capture_incomplete"
         }
-    assert "2 choices" in reasons["1-0"]
+    assert "asks for 2 generations" in reasons["1-0"]
     assert "partial" in reasons["2-0"]
 
 

@@ -76,6 +76,17 @@ GOOD: dict[str, dict[str, Any]] = {
     "sglang-native": native(input_token_logprobs=INPUT),
     "sglang-native-ids": native(input_token_ids=PROMPT),
     "sglang-native-top": {**native(), "prompt_token_ids": PROMPT},
+    "sglang-native-part-of-a-known-prompt": {**native(input_token_logprobs=INPUT[1:]), "prompt_token_ids": PROMPT},
+    "counted": chat(INLINE, {"logprobs": LOGPROBS}, prompt_token_ids=PROMPT, usage={
+        "prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}, "total_tokens": 5,
+    }),
+    "sglang-chat-counted": chat(
+        choice={"meta_info": {"output_token_logprobs": TRIPLES, "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 2},
+                "prompt_token_ids": PROMPT, "logprobs": LOGPROBS},
+        usage={"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": 1},
+    ),
+    "rounded-elsewhere": chat(INLINE, {"logprobs": {"content": [{"token": "a", "logprob": -0.5003}, {"token": "b", "logprob": -0.25}]}}),
 }  # fmt: skip
 
 
@@ -198,6 +209,35 @@ BAD: dict[str, tuple[Any, str]] = {
         chat(choice={"token_ids": [4], "logprobs": {"content": [{"token": "a", "logprob": None}]}}, prompt_token_ids=[1]),
         "no log probability for generated token 0",
     ),
+    "message-and-longer-logprobs": (
+        chat(INLINE, {"logprobs": {"content": [*LOGPROBS["content"], *LOGPROBS["content"]]}}, usage={"completion_tokens": 4}),
+        "message and .*logprobs carry 2 and 4 generation_log_probs",
+    ),
+    "message-and-other-logprobs": (
+        chat(INLINE, {"logprobs": {"content": [{"token": "a", "logprob": -3.0}, {"token": "b", "logprob": -0.25}]}}),
+        "message and .*logprobs carry different generation_log_probs",
+    ),
+    "message-and-no-numbers": (
+        chat({**INLINE, "generation_log_probs": ["a", "b"]}, {"logprobs": LOGPROBS}), "carry different generation_log_probs"
+    ),
+    "meta-info-and-other-logprobs": (
+        chat(choice={"meta_info": {"output_token_logprobs": [[-2.0, 4, "a"], TRIPLES[1]]}, "prompt_token_ids": PROMPT, "logprobs": LOGPROBS}),
+        "meta_info.* and .*logprobs carry different generation_log_probs",
+    ),
+    "item-and-other-prompt": (responses({**TEXT_ITEM, **INLINE}, prompt_token_ids=[1, 2]), r"output\[0\] and .* carry 3 and 2 prompt"),
+    "message-and-other-prompt": (chat(INLINE, prompt_token_ids=[1, 2, 4]), "message and .* carry different prompt_token_ids"),
+    "empty-prompt": (chat({**INLINE, "prompt_token_ids": []}), "prompt_token_ids in .*message is empty"),
+    "part-of-uncounted-prompt": (
+        native(input_token_logprobs=INPUT[1:], prompt_tokens=None), "2 of an unknown number .* logprob_start_len 0"
+    ),
+    "part-of-another-prompt": (
+        {**native(input_token_logprobs=INPUT[:2]), "prompt_token_ids": PROMPT}, "input_token_logprobs carry different prompt"
+    ),
+    "error-beside-items": (responses({**TEXT_ITEM, **INLINE}, error={"message": "out of memory"}), "is an error: out of memory"),
+    "filtered": (
+        responses({**TEXT_ITEM, **INLINE}, status="incomplete", incomplete_details={"reason": "content_filter"}),
+        "incomplete because of content_filter",
+    ),
     "part-of-prompt": (native(input_token_logprobs=INPUT[1:]), "2 of 3 prompt tokens"),
     "no-triples": (native(input_token_ids=[1], output_token_logprobs=[1]), r"\[logprob, token id, text\]"),
     "no-numbers": (chat({**INLINE, "prompt_token_ids": ["a"]}), "integers"),
@@ -216,6 +256,51 @@ def test_what_cannot_be_an_entry_is_refused(name: str) -> None:
     response, message = BAD[name]
     with pytest.raises(CaptureError, match=message):
         captured(response)
+
+
+COUNTED = {
+    "message": (chat(INLINE), "usage", "prompt_tokens", "completion_tokens"),
+    "vllm": (GOOD["vllm"], "usage", "prompt_tokens", "completion_tokens"),
+    "sglang-chat": (GOOD["sglang-chat"], "usage", "prompt_tokens", "completion_tokens"),
+    "responses": (responses({**TEXT_ITEM, **INLINE}), "usage", "input_tokens", "output_tokens"),
+    "native": (native(input_token_ids=PROMPT), "meta_info", "prompt_tokens", "completion_tokens"),
+}
+
+
+@pytest.mark.parametrize("form", COUNTED)
+def test_what_the_server_counted_is_what_is_captured(form: str) -> None:
+    response, place, prompt, generated = COUNTED[form]
+    rest = response.get(place, {})
+    assert_tokens(captured({**response, place: {**rest, prompt: 3, generated: 2}}))
+    assert_tokens(captured({**response, place: {**rest, prompt: None, generated: None}}))
+    for counts, message in (
+        ({prompt: 9, generated: 2}, f"3 prompt tokens in .*, but {place}.{prompt} says 9"),
+        ({prompt: 2, generated: 2}, f"3 prompt tokens in .*, but {place}.{prompt} says 2"),
+        ({prompt: 3, generated: 5}, f"2 generated tokens in .*, but {place}.{generated} says 5"),
+        ({prompt: 3, generated: 1}, f"2 generated tokens in .*, but {place}.{generated} says 1"),
+    ):
+        with pytest.raises(CaptureError, match=message):
+            captured({**response, place: {**rest, **counts}})
+
+
+@pytest.mark.parametrize("status", ["failed", "in_progress", "cancelled", "queued"])
+def test_a_response_that_is_not_over_is_refused(status: str) -> None:
+    with pytest.raises(CaptureError, match=f"the response is {status}, not completed"):
+        captured(responses({**TEXT_ITEM, **INLINE}, status=status))
+
+
+def test_a_response_that_ended_at_its_limit_is_whole() -> None:
+    details = {"reason": "max_output_tokens"}
+    entry = captured(responses({**TEXT_ITEM, **INLINE}, status="incomplete", incomplete_details=details))
+    assert_tokens(entry)
+    assert entry.finish_reason == "max_output_tokens"
+
+
+def test_log_probabilities_are_taken_as_they_come() -> None:
+    entry = captured(chat({**INLINE, "generation_log_probs": [0.5, -12000.0]}, {"logprobs": {"content": [
+        {"token": "a", "logprob": 0.5}, {"token": "b", "logprob": -9999.0},
+    ]}}))  # fmt: skip
+    assert entry.generation_log_probs.tolist() == [0.5, -12000.0]
 
 
 # ------------------------------------------------------------------------------------------------------------ streams
@@ -240,10 +325,10 @@ def logprob(value: float) -> dict[str, Any]:
 VLLM_STREAM = [
     chunk({"delta": {"role": "assistant", "content": ""}}, prompt_token_ids=PROMPT),
     chunk({"delta": {"reasoning_content": "h"}, "token_ids": [4], "logprobs": logprob(-0.5)}),
-    chunk({"delta": {"reasoning_content": "m"}}),
-    chunk({"delta": {"content": "hi"}}),
-    chunk({"delta": {"tool_calls": [{"index": 0, "id": "call-1", "type": "function", "function": {"name": "f"}}]}}),
-    chunk({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}),
+    chunk({"delta": {"reasoning_content": "m"}, "token_ids": []}),
+    chunk({"delta": {"content": "hi"}, "token_ids": []}),
+    chunk({"delta": {"tool_calls": [{"index": 0, "id": "call-1", "type": "function", "function": {"name": "f"}}]}, "token_ids": []}),
+    chunk({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}, "token_ids": []}),
     chunk({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}, "token_ids": [5], "logprobs": logprob(-0.25)}),
     chunk({"finish_reason": "tool_calls"}),
     chunk(usage={"prompt_tokens": 3, "completion_tokens": 2}),
@@ -283,10 +368,13 @@ def test_a_completion_stream() -> None:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_native_sglang_stream(incremental: bool) -> None:
-    first = {"text": "h", "output_ids": [4], "meta_info": {"id": "g", "finish_reason": None, "prompt_tokens": 3, "completion_tokens": 1, "input_token_logprobs": INPUT, "output_token_logprobs": TRIPLES[:1]}}  # fmt: skip
+    first = {"text": "h", "output_ids": [4], "meta_info": {"id": "gen-1", "finish_reason": None, "prompt_tokens": 3, "completion_tokens": 1, "input_token_logprobs": INPUT, "output_token_logprobs": TRIPLES[:1]}}  # fmt: skip
     last = native(output_token_logprobs=TRIPLES[1:] if incremental else TRIPLES)
     last["output_ids"] = [5] if incremental else [4, 5]
-    assert_tokens(streamed([first, last]))
+    last["text"] = "i" if incremental else "hi"
+    entry = streamed([first, last])
+    assert_tokens(entry)
+    assert entry.output_items == [TEXT_ITEM]
 
 
 def test_responses_events() -> None:
@@ -307,15 +395,120 @@ def test_responses_events() -> None:
     [
         ([], "broke off after 0 chunks"),
         (VLLM_STREAM[:-2], "broke off after 7 chunks"),
-        ([*VLLM_STREAM[:6], *VLLM_STREAM[7:]], "1 of 2 generated tokens"),
+        (
+            [*VLLM_STREAM[:6], *VLLM_STREAM[7:]],
+            "1 generated tokens in .*token_ids, but usage.completion_tokens says 2",
+        ),
         ([*VLLM_STREAM[:2], {"error": {"message": "out of memory"}}], "out of memory"),
         ([{"type": "response.created", "response": {}}], "broke off"),
         ([{"type": "response.failed", "response": {"error": {"message": "no"}}}], "failure: no"),
         ([*VLLM_STREAM[:-1], chunk({"index": 1, "finish_reason": "stop"})], "2 choices"),
-        ([native(completion_tokens=3, input_token_ids=PROMPT)], "2 of 3 generated tokens"),
+        (
+            [native(completion_tokens=3, input_token_ids=PROMPT)],
+            "2 generated tokens .* meta_info.completion_tokens says 3",
+        ),
         ([*VLLM_STREAM[1:]], "no prompt_token_ids"),
     ],
 )
 def test_streams_that_are_not_whole(chunks: list[Any], message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         streamed(chunks)
+
+
+def sglang_chunk(rows: list[Any], counted: int | None, *, last: bool = False) -> dict[str, Any]:
+    """A chat chunk that carries its ``meta_info``."""
+    meta = {"id": "g", "prompt_tokens": 3, "completion_tokens": counted, "output_token_logprobs": rows}
+    return chunk(
+        {
+            "delta": {"content": "x"},
+            "meta_info": meta,
+            "finish_reason": "stop" if last else None,
+            "prompt_token_ids": PROMPT,
+        }
+    )
+
+
+def inline_chunk(tokens: int, *, start: int = 0, last: bool = False) -> dict[str, Any]:
+    """A chunk whose delta carries the arrays from ``start`` to ``tokens``."""
+    arrays = {"prompt_token_ids": PROMPT, "generation_token_ids": GENERATION[start:tokens], "generation_log_probs": LOG_PROBS[start:tokens]}  # fmt: skip
+    return chunk({"delta": {"content": "x", **arrays}, "finish_reason": "stop" if last else None})
+
+
+def native_chunk(rows: list[Any], counted: int | None, *, last: bool = False, **more: Any) -> dict[str, Any]:
+    reason = {"type": "stop"} if last else None
+    meta = {"id": "g", "finish_reason": reason, "prompt_tokens": 3, "completion_tokens": counted, "input_token_logprobs": INPUT, "output_token_logprobs": rows}  # fmt: skip
+    return {"text": "x", "meta_info": meta, **more}
+
+
+def vllm_chunk(position: int, *, ids: bool = True, last: bool = False) -> dict[str, Any]:
+    carried = {"token_ids": GENERATION[position : position + 1], "logprobs": logprob(LOG_PROBS[position])}
+    more = {"prompt_token_ids": PROMPT} if position == 0 else {}
+    return chunk(
+        {"delta": {"content": "x"}, "finish_reason": "stop" if last else None, **(carried if ids else {})},
+        **more,
+    )
+
+
+USAGE = chunk(usage={"prompt_tokens": 3, "completion_tokens": 2})
+BARE = chunk({"delta": {"content": "x"}})
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [sglang_chunk(TRIPLES[:1], 1), sglang_chunk(TRIPLES[1:], 2, last=True)],
+        [sglang_chunk(TRIPLES[:1], 1), sglang_chunk(TRIPLES, 2, last=True), USAGE],
+        [BARE, sglang_chunk(TRIPLES, None, last=True), USAGE],
+        [inline_chunk(1), inline_chunk(2, start=1, last=True)],
+        [BARE, inline_chunk(2, last=True), USAGE],
+        [vllm_chunk(0), vllm_chunk(1, last=True)],
+        [vllm_chunk(0), BARE, vllm_chunk(1, last=True), USAGE],
+        [native_chunk(TRIPLES, None, last=True)],
+        [native_chunk(TRIPLES[:1], 1, index=0), native_chunk(TRIPLES, 2, last=True, index=0)],
+    ],
+    ids=["sglang-new-rows", "sglang-all-rows", "sglang-last-chunk", "inline-new", "inline-last", "vllm", "vllm-split-counted", "native-once", "native-index"],
+)  # fmt: skip
+def test_streams_whose_chunks_agree(chunks: list[Any]) -> None:
+    assert_tokens(streamed(chunks))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([sglang_chunk(TRIPLES[:1], None), sglang_chunk(TRIPLES[1:], None, last=True)], "without completion_tokens"),
+        ([sglang_chunk(TRIPLES[:1], 1), sglang_chunk(TRIPLES[1:], 1, last=True)], "neither repeat nor continue"),
+        ([sglang_chunk(TRIPLES[:1], 1), sglang_chunk(TRIPLES[1:], 3, last=True)], "meta_info.completion_tokens says 3"),
+        ([sglang_chunk(TRIPLES[:1], 1), sglang_chunk([5], 1, last=True)], "neither repeat nor continue"),
+        ([inline_chunk(1), inline_chunk(2, last=True), USAGE], "usage.completion_tokens says 2"),
+        ([inline_chunk(1), inline_chunk(2, last=True)], "deltas repeat the token arrays"),
+        ([vllm_chunk(0), BARE, vllm_chunk(1, last=True)], "text but no token_ids, .*include_usage"),
+        ([vllm_chunk(0), vllm_chunk(1, ids=False, last=True)], "text but no token_ids"),
+        ([vllm_chunk(0), vllm_chunk(1, ids=False, last=True), USAGE], "usage.completion_tokens says 2"),
+        ([vllm_chunk(0), vllm_chunk(1, last=True), vllm_chunk(1, last=True)], "tokens after its finish reason"),
+        ([native_chunk(TRIPLES[:1], 1, index=0), native_chunk(TRIPLES[:1], 1, index=1)], "several generations"),
+        ([native_chunk(TRIPLES[:1], 1), {**native(), "text": "x"}], "several generations"),
+        ([native_chunk(TRIPLES[:1], None), native_chunk(TRIPLES[1:], None, last=True)], "without completion_tokens"),
+        ([native_chunk(TRIPLES[:1], 1), native_chunk(TRIPLES[:1], 1)], "broke off after 2 chunks"),
+        ([vllm_chunk(0), vllm_chunk(1)], "broke off after 2 chunks"),
+        ([vllm_chunk(0), vllm_chunk(1, last=True), chunk({"index": 1, "delta": {"content": "x"}})], "broke off"),
+        ([{"type": "response.completed", "response": responses({**TEXT_ITEM, **INLINE}, status="failed")}], "failed"),
+        (
+            [{"type": "response.completed", "response": responses({**TEXT_ITEM, **INLINE}, usage={"output_tokens": 3})}],
+            "usage.output_tokens says 3",
+        ),
+    ],
+)  # fmt: skip
+def test_streams_whose_chunks_contradict_each_other(chunks: list[Any], message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        streamed(chunks)
+
+
+def test_a_stream_that_names_its_ids_says_them_in_every_chunk() -> None:
+    def named(token: int, value: float, *, last: bool = False) -> dict[str, Any]:
+        content = [{"token": f"token_id:{token}", "logprob": value}]
+        reason = "stop" if last else None
+        return chunk({"delta": {"content": "x"}, "logprobs": {"content": content}, "finish_reason": reason}, prompt_token_ids=PROMPT)  # fmt: skip
+
+    assert_tokens(streamed([named(4, -0.5), named(5, -0.25, last=True)]))
+    with pytest.raises(CaptureError, match="text but no logprobs"):
+        streamed([named(4, -0.5), BARE, named(5, -0.25, last=True)])

@@ -74,9 +74,12 @@ class App:
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
     error_after: int | None = None
     scopes: list[Scope] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
+        if scope["type"] == "http":
+            self.requests.append(await _request_body(receive))
         if self.error_after == -1:
             raise ValueError("engine died")
         headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
@@ -88,19 +91,35 @@ class App:
             await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
+async def _request_body(receive: Receive) -> bytes:
+    pieces, more = [], True
+    while more:
+        message = await receive()
+        pieces.append(message["body"])
+        more = message.get("more_body", False)
+    return b"".join(pieces)
+
+
 def scope_of(path: str = TAGGED, method: str = "POST", **headers: str) -> Scope:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": raw}  # fmt: skip
 
 
 async def call(
-    app: Any, sink: FakeSink, scope: Scope | None = None, on_send: Any = None, **options: Any
+    app: Any,
+    sink: FakeSink,
+    scope: Scope | None = None,
+    on_send: Any = None,
+    request: bytes = b"{}",
+    **options: Any,
 ) -> list[Message]:
-    """What the client gets."""
+    """What the client gets that sends this request, in two pieces."""
     got: list[Message] = []
+    pieces = [(request[1:], False), (request[:1], True)]
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"{}"}
+        body, more = pieces.pop()
+        return {"type": "http.request", "body": body, "more_body": more}
 
     async def send(message: Message) -> None:
         got.append(message)
@@ -226,10 +245,13 @@ async def test_what_could_not_be_captured_marks_the_rollout(app: App, reason: st
         assert app.error_after is not None
     else:
 
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b""}
+
         async def send(message: Message) -> None:
             plain.append(message)
 
-        await app(scope_of(), None, send)  # type: ignore[arg-type]
+        await app(scope_of(), receive, send)
         assert got == plain
     assert sink.marked(reason), sink.heard
 
@@ -273,6 +295,62 @@ async def test_a_client_that_leaves_after_the_finish_reason_leaves_a_whole_gener
     with pytest.raises(ValueError, match="engine died"):
         await call(streaming([*SSE[:8], SSE[8]], error_after=8), sink)
     assert sink.verbs == ["begin", "put"]
+
+
+def one_of_two(*, last: bool) -> bytes:
+    """The first choice of two, which comes to its end before the second begins."""
+    choice = {
+        "index": 0,
+        "delta": {"content": "x"},
+        "token_ids": [4],
+        "logprobs": {"content": [{"token": "a", "logprob": -0.5}]},
+    }
+    chunk = {"prompt_token_ids": [1], "choices": [{**choice, "finish_reason": "stop" if last else None}]}
+    return f"data: {json.dumps(chunk)}\n\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("request_body", "asked"),
+    [
+        ({"n": 2}, 2),
+        ({"prompt": ["a", "b"]}, 2),
+        ({"prompt": [[1, 2], [3]], "n": 2}, 4),
+        ({"text": ["a", "b", "c"]}, 3),
+        ({"input_ids": [[1], [2]]}, 2),
+        ({"text": "a", "sampling_params": {"n": 3}}, 3),
+        ({"n": 2, "messages": [{"role": "user", "content": "x" * 300_000}]}, 2),
+    ],
+)
+async def test_a_request_for_several_generations_marks_the_rollout_at_once(
+    request_body: Any, asked: int
+) -> None:
+    """Else a client that leaves after the first choice would leave a response that looks whole."""
+    sink = FakeSink()
+    app = streaming([one_of_two(last=False), one_of_two(last=True), b""], error_after=2)
+    sent = json.dumps(request_body).encode()
+    with pytest.raises(ValueError, match="engine died"):
+        await call(app, sink, request=sent)
+    assert sink.marked(f"the request asks for {asked} generations"), sink.heard
+    assert app.requests == [sent]
+
+
+@pytest.mark.parametrize(
+    "request_body",
+    [b'{"n": 1}', b'{"n": null}', b'{"prompt": [1, 2, 3]}', b'{"prompt": ["a"]}', b'{"input_ids": [[1, 2]]}', b"[2]", b"{oops", b"xx", b'{"n": "2"}'],
+)  # fmt: skip
+async def test_a_request_for_one_generation_or_of_another_form_is_captured(request_body: bytes) -> None:
+    sink = FakeSink()
+    await call(App(), sink, request=request_body)
+    assert sink.verbs == ["begin", "put"]
+
+
+async def test_a_refused_or_too_large_request_is_not_judged_by_its_n() -> None:
+    refused, large = FakeSink(), FakeSink()
+    await call(App(status=400), refused, request=b'{"n": 2}')
+    assert refused.verbs == ["begin", "cancel"]
+    request = json.dumps({"n": 2, "padding": "x" * 50_000}).encode()
+    await call(App(), large, request=request, body_bytes_max=40_000)
+    assert large.verbs == ["begin", "put"]
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

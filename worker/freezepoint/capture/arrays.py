@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -28,12 +29,19 @@ HOW_TO_ASK = (
 )
 
 
+LOG_PROB_MIN = -9999.0
+"""What vLLM writes for a lower one, since JSON knows no infinity."""
+LOG_PROB_TOLERANCE = 1e-3
+"""Two places write the same number with other precision."""
+
+
 @dataclass(slots=True)
 class Found:
-    """Token arrays and where each was found. A second place must say the same as the first."""
+    """Token arrays and where each was found. A second place, and every count, must say the same as the first."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
+    counts: list[tuple[str, int, str]] = field(default_factory=list)
 
     def add(self, name: str, value: Any, place: str) -> None:
         """:raises CaptureError: another place said otherwise."""
@@ -41,13 +49,20 @@ class Found:
             return
         if name not in self.values:
             self.values[name], self.places[name] = value, place
-        elif name != ROUTES and self.values[name] != value:
-            raise CaptureError(f"{self.places[name]} and {place} carry different {name}")
+        elif name != ROUTES and not _same(name, self.values[name], value):
+            raise CaptureError(
+                f"{self.places[name]} and {place} carry {_difference(self.values[name], value)} {name}"
+            )
+
+    def count(self, name: str, number: Any, place: str) -> None:
+        """How many of them the server says there are; what is no number says nothing."""
+        if type(number) is int:
+            self.counts.append((name, number, place))
 
     def checked(self) -> dict[str, Any]:
         """All of the arrays.
 
-        :raises CaptureError: none, or not all of them; or other numbers of tokens and log probabilities.
+        :raises CaptureError: none, or not all of them; no prompt; or lengths that contradict one another or a count.
         """
         if self.values.get(GENERATION) == []:
             self.values.setdefault(LOG_PROBS, [])  # servers leave out the log probabilities of nothing
@@ -66,7 +81,28 @@ class Found:
                 f"{tokens} generated tokens in {self.places[GENERATION]}, but {log_probs} log probabilities in "
                 f"{self.places[LOG_PROBS]}"
             )
+        if not self.values[PROMPT]:
+            raise CaptureError(f"{PROMPT} in {self.places[PROMPT]} is empty")
+        for name, counted, place in self.counts:
+            if len(self.values[name]) != counted:
+                raise CaptureError(
+                    f"{len(self.values[name])} {_COUNTED[name]} tokens in {self.places[name]}, but {place} says {counted}"
+                )
         return self.values
+
+
+_COUNTED = {PROMPT: "prompt", GENERATION: "generated"}
+
+
+def count_usage(found: Found, usage: Any) -> None:
+    """Both APIs' names; reasoning tokens and cached prompt tokens are details of the same totals."""
+    if isinstance(usage, Mapping):
+        for name, field_names in (
+            (PROMPT, ("prompt_tokens", "input_tokens")),
+            (GENERATION, ("completion_tokens", "output_tokens")),
+        ):
+            for field_name in field_names:
+                found.count(name, usage.get(field_name), f"usage.{field_name}")
 
 
 def carries(item: Any) -> bool:
@@ -108,15 +144,22 @@ def from_meta_info(found: Found, meta: Any, place: str) -> None:
     found.add(ROUTES, meta.get(ROUTES), f"{place}.{ROUTES}")
     found.add(PROMPT, meta.get(PROMPT), f"{place}.{PROMPT}")
     found.add(PROMPT, meta.get("input_token_ids"), f"{place}.input_token_ids")
-    given, counted = meta.get("input_token_logprobs"), meta.get("prompt_tokens")
-    if given:
-        where = f"{place}.input_token_logprobs"
-        if PROMPT not in found.values and counted is not None and len(given) != counted:
-            raise CaptureError(
-                f"{where} holds {len(given)} of {counted} prompt tokens; ask with logprob_start_len 0"
-            )
-        if counted is None or len(given) == counted:
-            found.add(PROMPT, _column(given, 1, where), where)
+    if meta.get("input_token_logprobs"):
+        _from_input(found, meta, f"{place}.input_token_logprobs")
+    found.count(PROMPT, meta.get("prompt_tokens"), f"{place}.prompt_tokens")
+    found.count(GENERATION, meta.get("completion_tokens"), f"{place}.completion_tokens")
+
+
+def _from_input(found: Found, meta: Body, where: str) -> None:
+    """The prompt, where the list is whole; where it is not, the end of a prompt that another place gave."""
+    ids, counted = _column(meta["input_token_logprobs"], 1, where), meta.get("prompt_tokens")
+    if counted is not None and len(ids) == counted:
+        found.add(PROMPT, ids, where)
+    elif PROMPT not in found.values:
+        of = "an unknown number of (no prompt_tokens)" if counted is None else counted
+        raise CaptureError(f"{where} holds {len(ids)} of {of} prompt tokens; ask with logprob_start_len 0")
+    elif list(found.values[PROMPT])[-len(ids) :] != ids:
+        raise CaptureError(f"{found.places[PROMPT]} and {where} carry different {PROMPT}")
 
 
 def _from_logprobs(found: Found, logprobs: Any, place: str) -> None:
@@ -130,8 +173,7 @@ def _from_logprobs(found: Found, logprobs: Any, place: str) -> None:
         values, names = logprobs["token_logprobs"], logprobs.get("tokens") or []
     else:
         return
-    if LOG_PROBS not in found.values:  # else they came from the same numbers, perhaps clamped or rounded here
-        found.add(LOG_PROBS, _measured(values, place), place)
+    found.add(LOG_PROBS, _measured(values, place), place)
     found.add(GENERATION, _named_ids(names), place)
 
 
@@ -154,3 +196,31 @@ def _measured(values: list[Any], place: str) -> list[Any]:
         if value is None:
             raise CaptureError(f"{place} has no log probability for generated token {position}")
     return values
+
+
+def _difference(first: Any, second: Any) -> str:
+    if isinstance(first, list) and isinstance(second, list) and len(first) != len(second):
+        return f"{len(first)} and {len(second)}"
+    return "different"
+
+
+def _same(name: str, first: Any, second: Any) -> bool:
+    if name != LOG_PROBS or not isinstance(first, list) or not isinstance(second, list):
+        return bool(first == second)
+    return len(first) == len(second) and _all_close(first, second)
+
+
+def _all_close(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Clamped and rounded alike: servers do so in one of the places only."""
+    try:
+        return all(
+            math.isclose(
+                max(a, LOG_PROB_MIN),
+                max(b, LOG_PROB_MIN),
+                rel_tol=LOG_PROB_TOLERANCE,
+                abs_tol=LOG_PROB_TOLERANCE,
+            )
+            for a, b in zip(first, second, strict=True)
+        )
+    except TypeError:
+        return first == second

@@ -22,6 +22,7 @@ from freezepoint.capture.arrays import (
     Body,
     Found,
     carries,
+    count_usage,
     from_choice,
     from_item,
     from_meta_info,
@@ -52,12 +53,14 @@ def entry_from_response(  # noqa: PLR0913 - what a server knows beside the respo
     :param model_call_id: default: the response's own id, or a new one.
     :param created_at: Unix seconds; default: the response's, or now.
     :param prompt_token_ids: where the caller sent ids and the response does not repeat them.
-    :raises CaptureError: not exactly one generation with its prompt ids, generated ids and log probabilities.
+    :raises CaptureError: not exactly one generation with its prompt ids, generated ids and log probabilities; or parts of
+        the response contradict each other.
     """
-    body = _body(response)
-    found, items, carrier, choice = _read(body)
+    body, found = _body(response), Found()
     if prompt_token_ids is not None:
         found.add(PROMPT, list(prompt_token_ids), "the argument")
+    items, carrier, choice = _read(body, found)
+    count_usage(found, body.get("usage"))
     arrays = found.checked()
     fields: dict[str, Any] = {
         **arrays,
@@ -111,37 +114,48 @@ def _body(response: Any) -> Body:
     return response
 
 
-def _read(body: Body) -> tuple[Found, list[Item], int, Body]:
-    """The arrays, the output items, which of them carried the arrays, and the choice (empty where there is none)."""
-    if isinstance(body.get("error"), Mapping) and not body.get("choices") and not body.get("output"):
+def _read(body: Body, found: Found) -> tuple[list[Item], int, Body]:
+    """The output items, which of them carried the arrays, and the choice (empty where there is none)."""
+    if isinstance(body.get("error"), Mapping):
         raise CaptureError(f"the response is an error: {str(body['error'].get('message'))[:200]}")
     if isinstance(body.get("output"), list):
-        return *_read_output(body), {}
+        return *_read_output(body, found), {}
     if isinstance(body.get("choices"), list):
-        return _read_choices(body)
+        return _read_choices(body, found)
     if isinstance(body.get("meta_info"), Mapping):
-        return *_read_native(body), {}
+        return *_read_native(body, found), {}
     raise CaptureError("the response has neither choices, output nor meta_info")
 
 
-def _read_output(body: Body) -> tuple[Found, list[Item], int]:
+def _read_output(body: Body, found: Found) -> tuple[list[Item], int]:
+    _check_status(body)
     items: list[Body] = [item for item in body["output"] if isinstance(item, Mapping)]
     carriers = [index for index, item in enumerate(items) if carries(item)]
     if len(carriers) > 1:
         raise CaptureError(f"{len(carriers)} output items carry token arrays; capture needs one generation")
-    found = Found()
     for index in carriers:
         from_item(found, items[index], f"output[{index}]")
+    found.add(PROMPT, body.get(PROMPT), PROMPT)
     carrier = carriers[0] if carriers else len(items) - 1
-    return found, [without_arrays(item) for item in items], carrier
+    return [without_arrays(item) for item in items], carrier
 
 
-def _read_choices(body: Body) -> tuple[Found, list[Item], int, Body]:
+def _check_status(body: Body) -> None:
+    """A generation that ended, by itself or at its limit of tokens."""
+    status, details = body.get("status"), body.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, Mapping) else None
+    if status not in (None, "completed", "incomplete"):
+        raise CaptureError(f"the response is {status}, not completed")
+    if status == "incomplete" and reason not in (None, "max_output_tokens"):
+        raise CaptureError(f"the response is incomplete because of {reason}")
+
+
+def _read_choices(body: Body, found: Found) -> tuple[list[Item], int, Body]:
     choices = body["choices"]
     if len(choices) != 1 or not isinstance(choices[0], Mapping):
         raise CaptureError(f"the response has {len(choices)} choices; capture needs exactly one (n=1)")
     choice = choices[0]
-    found, message = Found(), choice.get("message")
+    message = choice.get("message")
     if isinstance(message, Mapping):
         if carries(message):
             from_item(found, message, "choices[0].message")
@@ -149,16 +163,15 @@ def _read_choices(body: Body) -> tuple[Found, list[Item], int, Body]:
     else:
         items = items_of_text(str(choice.get("text") or ""))
     from_choice(found, choice, body, "choices[0]")
-    return found, items, len(items) - 1, choice
+    return items, len(items) - 1, choice
 
 
-def _read_native(body: Body) -> tuple[Found, list[Item], int]:
+def _read_native(body: Body, found: Found) -> tuple[list[Item], int]:
     """SGLang's own /generate."""
-    found = Found()
-    from_meta_info(found, body["meta_info"], "meta_info")
     found.add(PROMPT, body.get(PROMPT), PROMPT)
+    from_meta_info(found, body["meta_info"], "meta_info")
     found.add("generation_token_ids", body.get("output_ids"), "output_ids")
-    return found, items_of_text(str(body.get("text") or "")), 0
+    return items_of_text(str(body.get("text") or "")), 0
 
 
 def _text(body: Body, name: str) -> str | None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
 from freezepoint.capture.recording import Recording, recording
+from freezepoint.capture.requests import RequestRecording
 from freezepoint.capture.tagging import tagged
 from freezepoint.errors import CaptureError
 from freezepoint_schemas.topics import is_rollout_id
@@ -153,6 +154,7 @@ class _Call:
         self._began_at = time.time()
         self._wait_s = float(getattr(middleware.sink, "deadline_s", SINK_WAIT_S))
         self._status = 0
+        self._request = RequestRecording(middleware.body_bytes_max)
         self._recording: Recording | None = None
         self._settled = False
 
@@ -163,8 +165,14 @@ class _Call:
             await self._before(message)
             await send(message)
 
+        async def observed() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not self._status:
+                self._request.feed(bytes(message.get("body", b"")))
+            return message
+
         try:
-            await self._middleware.app(scope, receive, captured)
+            await self._middleware.app(scope, observed, captured)
         except BaseException as error:
             self._lost(f"the call failed: {type(error).__name__}")
             raise
@@ -178,7 +186,7 @@ class _Call:
             return
         try:
             if message["type"] == "http.response.start":
-                self._start(message)
+                await self._start(message)
             elif message["type"] == "http.response.body":
                 await self._body(bytes(message.get("body", b"")), more=bool(message.get("more_body", False)))
             elif message["type"] in ("http.response.pathsend", "http.response.zerocopysend"):
@@ -189,15 +197,22 @@ class _Call:
             log.exception("capturing a call of rollout %s failed", self._rollout_id)
             await self._settle(self._mark(f"capture failed: {type(error).__name__}"))
 
-    def _start(self, message: Message) -> None:
+    async def _start(self, message: Message) -> None:
         self._status = message["status"]
         if self._is_success:
+            if (refusal := await self._request_refusal()) is not None:
+                raise CaptureError(refusal)
             headers = {name.lower(): value.decode("latin-1") for name, value in message.get("headers", ())}
             self._recording = recording(
                 headers.get(b"content-type", "").lower(),
                 headers.get(b"content-encoding", ""),
                 self._middleware.body_bytes_max,
             )
+
+    async def _request_refusal(self) -> str | None:
+        if self._request.size > OFF_LOOP_BYTES:
+            return await asyncio.to_thread(self._request.refusal)
+        return self._request.refusal()
 
     @property
     def _is_success(self) -> bool:

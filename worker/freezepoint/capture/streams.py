@@ -26,8 +26,7 @@ class StreamAssembler:
     _chunks: int = 0
     _head: dict[str, Any] = field(default_factory=dict)
     _choices: dict[int, _Choice] = field(default_factory=dict)
-    _native: list[Body] = field(default_factory=list)
-    _native_ids: list[Any] = field(default_factory=list)
+    _native: _Native | None = None
     _final: Body | None = None
     _done_items: dict[int, Body] = field(default_factory=dict)
 
@@ -61,8 +60,8 @@ class StreamAssembler:
             raise CaptureError(f"the stream broke off after {self._chunks} chunks")
         if self._final is not None:
             return self._with_done_items(self._final)
-        if self._native:
-            return self._native_response()
+        if self._native is not None:
+            return self._native.whole()
         return {
             **self._head,
             "choices": [choice.whole(self._head.get("usage")) for _, choice in sorted(self._choices.items())],
@@ -102,31 +101,92 @@ class StreamAssembler:
     # ------------------------------------------------------------------------------------------------------ SGLang
 
     def _add_native(self, chunk: Body) -> None:
-        """Each chunk of /generate repeats everything so far, or, with incremental output, brings the new part."""
-        meta = chunk["meta_info"]
-        latest = meta.get("output_token_logprobs") or []
-        counted = meta.get("completion_tokens")
-        self._native_ids = (
-            list(latest) if counted is None or len(latest) >= counted else [*self._native_ids, *latest]
-        )
-        first = self._native[0] if self._native else chunk
-        self._native = [first, chunk]
-        self.ended = meta.get("finish_reason") is not None
+        if self._native is None:
+            self._native = _Native()
+        self._native.add(chunk)
+        self.ended = self._native.finished
 
-    def _native_response(self) -> Body:
-        first, last = self._native
-        meta = {**first["meta_info"], **last["meta_info"], "output_token_logprobs": self._native_ids}
-        counted = meta.get("completion_tokens")
-        if counted is not None and counted != len(self._native_ids):
-            raise CaptureError(f"{len(self._native_ids)} of {counted} generated tokens came with the stream")
-        body = {**first, **last, "meta_info": meta}
+
+@dataclass(slots=True)
+class _MetaInfo:
+    """``meta_info`` of one generation: each chunk repeats the rows so far, or, incrementally, brings the new ones.
+
+    Which of both, the chunk's ``completion_tokens`` shows: it always counts from the first token on.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    repeated: bool = True
+    _latest: dict[str, Any] = field(default_factory=dict)
+    _with_rows: int = 0
+    _uncounted: bool = False
+
+    def add(self, meta: Body) -> None:
+        """:raises CaptureError: the rows neither repeat nor continue those before."""
+        rows, counted = meta.get("output_token_logprobs"), meta.get("completion_tokens")
+        self._latest.update((name, value) for name, value in meta.items() if value not in (None, []))
+        if not isinstance(rows, list):
+            return
+        self._with_rows += 1
+        self._uncounted = self._uncounted or not isinstance(counted, int)
+        self.repeated = not isinstance(counted, int) or len(rows) >= counted
+        if not self.repeated:
+            self.rows.extend(rows)
+            return
+        if not self._uncounted and self.rows and _id_at(rows, len(self.rows) - 1) != _id_at(self.rows, -1):
+            raise CaptureError("output_token_logprobs of a chunk neither repeat nor continue those before")
+        self.rows = list(rows)
+
+    def whole(self) -> dict[str, Any]:
+        """:raises CaptureError: new rows cannot be told from repeated ones."""
+        if self._uncounted and self._with_rows > 1:
+            raise CaptureError(
+                "output_token_logprobs came in several chunks without completion_tokens, which tells whether they repeat"
+            )
+        return {**self._latest, "output_token_logprobs": self.rows} if self._with_rows else self._latest
+
+
+def _id_at(rows: list[Any], position: int) -> Any:
+    try:
+        return rows[position][1]
+    except (IndexError, TypeError, KeyError):
+        return None
+
+
+@dataclass(slots=True)
+class _Native:
+    """SGLang's /generate. Its text repeats or continues as its rows do."""
+
+    finished: bool = False
+    _body: dict[str, Any] = field(default_factory=dict)
+    _texts: list[str] = field(default_factory=list)
+    _meta: _MetaInfo = field(default_factory=_MetaInfo)
+    _id: Any = None
+
+    def add(self, chunk: Body) -> None:
+        """:raises CaptureError: the chunk is of another generation."""
+        meta = chunk["meta_info"]
+        self._id = self._id or meta.get("id")
+        if chunk.get("index") or meta.get("id") not in (None, self._id):
+            raise CaptureError("the stream carries several generations; capture needs one (n=1)")
+        self._meta.add(meta)
+        self._body.update(chunk)
+        if isinstance(chunk.get("text"), str):
+            self._texts = [chunk["text"]] if self._meta.repeated else [*self._texts, chunk["text"]]
+        self.finished = meta.get("finish_reason") is not None
+
+    def whole(self) -> Body:
+        body = {**self._body, "text": "".join(self._texts), "meta_info": self._meta.whole()}
         body.pop("output_ids", None)  # of the last part only, or the same again
         return body
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice's deltas."""
+    """One choice's deltas.
+
+    ``_gaps``: what a chunk with text did not carry of ``token_ids`` and ``logprobs``. ``_repeats``: inline arrays of a delta
+    began with all that came before.
+    """
 
     index: int
     finished: bool = False
@@ -136,20 +196,31 @@ class _Choice:
     _arrays: dict[str, Any] = field(default_factory=dict)
     _inline: dict[str, Any] = field(default_factory=dict)
     _logprobs: dict[str, list[Any]] = field(default_factory=dict)
+    _meta: _MetaInfo | None = None
+    _gaps: set[str] = field(default_factory=set)
+    _repeats: bool = False
 
     def add(self, part: Body) -> None:
+        """:raises CaptureError: tokens follow the finish reason."""
+        if self.finished and part.get("token_ids"):
+            raise CaptureError(f"choice {self.index} has tokens after its finish reason")
         delta = part.get("delta")
         if isinstance(delta, Mapping):
             self._add_delta(delta)
         if isinstance(part.get("text"), str):
             self._texts.setdefault("text", []).append(part["text"])
-        for name in (PROMPT, ROUTES, "meta_info"):
+        for name in (PROMPT, ROUTES):
             if part.get(name) is not None:
                 self._arrays[name] = part[name]
+        if isinstance(part.get("meta_info"), Mapping):
+            self._meta = self._meta or _MetaInfo()
+            self._meta.add(part["meta_info"])
         _append(self._arrays, part, ("token_ids",))
         logprobs = part.get("logprobs")
         if isinstance(logprobs, Mapping):
             _append(self._logprobs, logprobs, ("content", "token_logprobs", "tokens"))
+        if _says_something(part):
+            self._gaps.update(name for name in ("token_ids", "logprobs") if part.get(name) is None)
         if part.get("finish_reason") is not None:
             self._arrays["finish_reason"], self.finished = part["finish_reason"], True
 
@@ -162,6 +233,7 @@ class _Choice:
         for name in ITEM_FIELDS:
             if name not in _APPENDED and delta.get(name) is not None:
                 self._inline[name] = delta[name]
+        self._repeats = self._repeats or _begins_with(delta, self._inline)
         _append(self._inline, delta, _APPENDED)
         for call in delta.get("tool_calls") or []:
             if isinstance(call, Mapping):
@@ -181,7 +253,11 @@ class _Choice:
             whole["function"]["arguments"] += function.get("arguments") or ""
 
     def whole(self, usage: Any) -> dict[str, Any]:
-        self._check_count(usage)
+        """:raises CaptureError: nothing shows that no tokens got lost or came twice."""
+        if not isinstance(usage, Mapping) or type(usage.get("completion_tokens")) is not int:
+            self._check_uncounted()
+        if self._meta is not None:
+            self._arrays["meta_info"] = self._meta.whole()
         texts = {name: "".join(pieces) for name, pieces in self._texts.items()}
         choice: dict[str, Any] = {"index": self.index, **self._arrays, "logprobs": self._logprobs or None}
         if "text" in texts:
@@ -189,12 +265,38 @@ class _Choice:
         calls = [call for _, call in sorted(self._calls.items())]
         return {**choice, "message": {**self._message, **texts, "tool_calls": calls, **self._inline}}
 
-    def _check_count(self, usage: Any) -> None:
-        """Some servers drop the ids of chunks that their tool-call parser swallows (vLLM issue 27482)."""
-        counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-        ids = self._arrays.get("token_ids")
-        if ids is not None and isinstance(counted, int) and len(ids) < counted:
-            raise CaptureError(f"{len(ids)} of {counted} generated tokens came with the stream")
+    def _check_uncounted(self) -> None:
+        """Without a usage, only chunks that each carry what they say show that nothing is missing.
+
+        Some servers drop the ids of chunks that their tool-call parser swallows (vLLM issue 27482).
+        """
+        if "token_ids" in self._arrays:
+            carrier = "token_ids"
+        elif self._logprobs and self._meta is None and not self._inline:
+            carrier = "logprobs"
+        else:
+            carrier = ""
+        if carrier in self._gaps:
+            raise CaptureError(
+                f"a chunk of the stream has text but no {carrier}, and no usage shows whether tokens are missing "
+                "(stream_options.include_usage)"
+            )
+        if self._repeats:
+            raise CaptureError(
+                "deltas repeat the token arrays of earlier ones, and no usage shows how many there are"
+            )
+
+
+def _says_something(part: Body) -> bool:
+    delta = part.get("delta")
+    said = delta if isinstance(delta, Mapping) else {}
+    return bool(part.get("text") or said.get("tool_calls") or any(said.get(name) for name in _TEXTS))
+
+
+def _begins_with(delta: Body, before: Body) -> bool:
+    """Whether a delta's tokens begin with all tokens before, to the log probability."""
+    pairs = [(delta.get(name), before.get(name)) for name in (GENERATION, LOG_PROBS)]
+    return all(isinstance(new, list) and old and new[: len(old)] == old for new, old in pairs)
 
 
 def _append(into: dict[str, Any], part: Body, names: tuple[str, ...]) -> None:
