@@ -86,6 +86,10 @@ GOOD: dict[str, dict[str, Any]] = {
                 "prompt_token_ids": PROMPT, "logprobs": LOGPROBS},
         usage={"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": 1},
     ),
+    "sglang-chat-usage-without-the-templates-tail": chat(
+        choice={"meta_info": {"output_token_logprobs": TRIPLES, "prompt_tokens": 3, "completion_tokens": 2}, "prompt_token_ids": PROMPT},
+        usage={"prompt_tokens": 1, "completion_tokens": 2},
+    ),
     "rounded-elsewhere": chat(INLINE, {"logprobs": {"content": [{"token": "a", "logprob": -0.5003}, {"token": "b", "logprob": -0.25}]}}),
 }  # fmt: skip
 

@@ -95,14 +95,17 @@ _COUNTED = {PROMPT: "prompt", GENERATION: "generated"}
 
 
 def count_usage(found: Found, usage: Any) -> None:
-    """Both APIs' names; reasoning tokens and cached prompt tokens are details of the same totals."""
-    if isinstance(usage, Mapping):
-        for name, field_names in (
-            (PROMPT, ("prompt_tokens", "input_tokens")),
-            (GENERATION, ("completion_tokens", "output_tokens")),
-        ):
-            for field_name in field_names:
-                found.count(name, usage.get(field_name), f"usage.{field_name}")
+    """Both APIs' names; reasoning tokens and cached prompt tokens are details of the same totals.
+
+    Where ``meta_info`` gave the engine's own count of the prompt, the usage may be told without the chat template's tail.
+    """
+    if not isinstance(usage, Mapping):
+        return
+    for name in ("completion_tokens", "output_tokens"):
+        found.count(GENERATION, usage.get(name), f"usage.{name}")
+    if all(counted != PROMPT for counted, _, _ in found.counts):
+        for name in ("prompt_tokens", "input_tokens"):
+            found.count(PROMPT, usage.get(name), f"usage.{name}")
 
 
 def carries(item: Any) -> bool:
