@@ -86,6 +86,9 @@ GOOD: dict[str, dict[str, Any]] = {
                 "prompt_token_ids": PROMPT, "logprobs": LOGPROBS},
         usage={"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": 1},
     ),
+    "usage-of-nothing-but-zeros": chat(
+        INLINE, usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    ),
     "sglang-chat-usage-without-the-templates-tail": chat(
         choice={"meta_info": {"output_token_logprobs": TRIPLES, "prompt_tokens": 3, "completion_tokens": 2}, "prompt_token_ids": PROMPT},
         usage={"prompt_tokens": 1, "completion_tokens": 2},

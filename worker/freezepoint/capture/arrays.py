@@ -91,6 +91,7 @@ class Found:
         return self.values
 
 
+_TOTALS = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
 _COUNTED = {PROMPT: "prompt", GENERATION: "generated"}
 
 
@@ -99,13 +100,18 @@ def count_usage(found: Found, usage: Any) -> None:
 
     Where ``meta_info`` gave the engine's own count of the prompt, the usage may be told without the chat template's tail.
     """
-    if not isinstance(usage, Mapping):
+    if not is_counted(usage):
         return
     for name in ("completion_tokens", "output_tokens"):
         found.count(GENERATION, usage.get(name), f"usage.{name}")
     if all(counted != PROMPT for counted, _, _ in found.counts):
         for name in ("prompt_tokens", "input_tokens"):
             found.count(PROMPT, usage.get(name), f"usage.{name}")
+
+
+def is_counted(usage: Any) -> bool:
+    """Whether a usage says anything: one of nothing but zeros is a server's that does not count, for no prompt is empty."""
+    return isinstance(usage, Mapping) and any(usage.get(name) != 0 for name in _TOTALS if name in usage)
 
 
 def carries(item: Any) -> bool:

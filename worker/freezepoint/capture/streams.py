@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from freezepoint.capture.arrays import GENERATION, ITEM_FIELDS, LOG_PROBS, PROMPT, ROUTES, Body, carries
+from freezepoint.capture.arrays import (
+    GENERATION,
+    ITEM_FIELDS,
+    LOG_PROBS,
+    PROMPT,
+    ROUTES,
+    Body,
+    carries,
+    is_counted,
+)
 from freezepoint.errors import CaptureError
 
 _TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete"})
@@ -254,7 +263,7 @@ class _Choice:
 
     def whole(self, usage: Any) -> dict[str, Any]:
         """:raises CaptureError: nothing shows that no tokens got lost or came twice."""
-        if not isinstance(usage, Mapping) or type(usage.get("completion_tokens")) is not int:
+        if not is_counted(usage) or type(usage.get("completion_tokens")) is not int:
             self._check_uncounted()
         if self._meta is not None:
             self._arrays["meta_info"] = self._meta.whole()
