@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -301,6 +304,41 @@ def _newest_shared(got: dict[TrajectoryReader, list[Trajectory]]) -> bool:
     return newest[0].isdisjoint(newest[1])
 
 
+DIES_READING = """
+import os, signal, sys
+from freezepoint.reader import TrajectoryReader
+reader = TrajectoryReader(group=sys.argv[1]).blocking()
+next(iter(reader))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_reading_to_the_end_waits_for_what_a_killed_reader_held(cluster: Cluster) -> None:
+    """Its partitions come to us a session timeout later."""
+    async with filled(cluster, many(20)):
+        program = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", DIES_READING, cluster.group),
+            env={**os.environ, **cluster.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        async with asyncio.timeout(WAIT_S):
+            assert await program.wait() == -signal.SIGKILL
+        async with reader_of(cluster, follow=False) as reader:
+            found = await everything(reader)
+            for trajectory in found:
+                reader.ack(trajectory)
+        assert set(names(found)) == set(names_of(20))
+    assert await left(cluster) == []
+
+
+async def test_reading_to_the_end_does_not_wait_for_a_reader_that_lives(cluster: Cluster) -> None:
+    async with filled(cluster, many(20)), reader_of(cluster) as staying:
+        await take(aiter(staying), 20)
+        async with reader_of(cluster, follow=False) as reader:
+            found = await everything(reader)
+        assert 0 < len({trajectory.partition for trajectory in found}) < PARTITIONS
+
+
 async def test_acks_of_a_partition_that_went_elsewhere_are_ignored(cluster: Cluster) -> None:
     async with filled(cluster, many(16)), reader_of(cluster) as one:
         held = await take(aiter(one), 16)
@@ -427,6 +465,43 @@ async def test_a_restart_in_the_middle_of_a_group_reads_it_again(cluster: Cluste
             assert shape(group) == ("g", ["g-a", "g-b", "g-c", "g-d"], 0, True)
             reader.ack(group)
     assert await left(cluster, seen=durable.__contains__) == []
+
+
+async def test_a_result_later_than_a_restart_comes_as_a_group_that_says_what_is_missing(
+    cluster: Cluster,
+) -> None:
+    """Which groups were handed out incomplete is known to a reader, and not to the next one; the trainer can know it."""
+    async with filled(cluster, grouped("g", 4, "abc")) as transport:
+        async with reader_of(cluster) as reader:
+            (first,) = await take(reader.groups(deadline=0.2), 1)
+            assert shape(first) == ("g", ["g-a", "g-b", "g-c"], 1, False)
+            reader.ack(first)
+        await publish_results(transport, grouped("g", 4, "d"))
+        async with reader_of(cluster) as reader:
+            (leftover,) = await take(reader.groups(deadline=0.2), 1)
+            assert shape(leftover) == ("g", ["g-d"], 3, False)
+            assert not leftover.late
+            assert first.group_id == leftover.group_id
+            reader.ack(leftover)
+    assert await left(cluster) == []
+
+
+async def test_equal_group_ids_of_two_runs_are_one_group_unless_the_reader_has_a_run(
+    cluster: Cluster,
+) -> None:
+    results = [
+        result(f"{run}.0-{number}", group_id="0", group_size=2) for run in ("x", "y") for number in range(2)
+    ]
+    async with filled(cluster, results):
+        for run in ("x", "y"):
+            async with reader_of(cluster, group=f"{cluster.group}-{run}", run=run) as reader:
+                (group,) = await take(reader.groups(), 1)
+                assert shape(group) == ("0", [f"{run}.0-0", f"{run}.0-1"], 0, True)
+        async with reader_of(cluster) as reader:
+            pairs = await take(reader.groups(), 2)
+            members = {member.rollout_id for pair in pairs for member in pair}
+            assert members == {found.rollout_id for found in results}
+            assert {pair.group_id for pair in pairs} == {"0"}
 
 
 async def test_stale_rollouts_count_towards_their_group(cluster: Cluster) -> None:
