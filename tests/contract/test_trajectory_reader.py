@@ -29,8 +29,13 @@ from tests.results import publish_results, result
 T = TypeVar("T")
 
 
-def reader_of(cluster: Cluster, *, limits: dict[str, Any] | None = None, **options: Any) -> TrajectoryReader:
+def reader_of(
+    cluster: Cluster, *, limits: dict[str, Any] | None = None, patient: bool = False, **options: Any
+) -> TrajectoryReader:
+    """``patient``: no member is taken for dead within a test's time, however busy the machine is."""
     settings = cluster.settings()
+    if patient:
+        settings.sqlite.session_timeout_ms = settings.kafka.session_timeout_ms = int(2_000 * WAIT_S)
     reader = ReaderSettings(commit_interval_ms=50, poll_timeout_ms=50, **(limits or {}))
     options.setdefault("group", cluster.group)
     return TrajectoryReader(settings=settings.model_copy(update={"reader": reader}), **options)
@@ -262,7 +267,7 @@ async def test_where_a_new_group_begins(cluster: Cluster) -> None:
 async def test_two_trainers_share_and_a_leaver_loses_nothing(cluster: Cluster) -> None:
     results = many(40)
     async with filled(cluster, []) as transport:
-        one, two = reader_of(cluster), reader_of(cluster)
+        one, two = reader_of(cluster, patient=True), reader_of(cluster, patient=True)
         got: dict[TrajectoryReader, list[Trajectory]] = {one: [], two: []}
 
         async def consume(reader: TrajectoryReader) -> None:
@@ -332,9 +337,9 @@ async def test_reading_to_the_end_waits_for_what_a_killed_reader_held(cluster: C
 
 
 async def test_reading_to_the_end_does_not_wait_for_a_reader_that_lives(cluster: Cluster) -> None:
-    async with filled(cluster, many(20)), reader_of(cluster) as staying:
+    async with filled(cluster, many(20)), reader_of(cluster, patient=True) as staying:
         await take(aiter(staying), 20)
-        async with reader_of(cluster, follow=False) as reader:
+        async with reader_of(cluster, follow=False, patient=True) as reader:
             found = await everything(reader)
         assert 0 < len({trajectory.partition for trajectory in found}) < PARTITIONS
 
@@ -559,6 +564,24 @@ async def test_a_second_reader_that_comes_and_goes_breaks_no_group(cluster: Clus
             reader.ack(group)
         await reader.commit()
     assert await left(cluster) == []
+
+
+async def test_closing_ends_an_iteration_between_two_items_and_begins_no_other(cluster: Cluster) -> None:
+    async with filled(cluster, many(3)):
+        reader = reader_of(cluster)
+        items = aiter(reader)
+        await take(items, 1)
+        await reader.close()
+        assert await anext(items, None) is None
+        with pytest.raises(ConfigurationError, match="the reader is closed"):
+            await anext(aiter(reader))
+        blocking = reader_of(cluster).blocking()
+        plain = iter(blocking)
+        assert await asyncio.to_thread(next, plain)
+        await asyncio.to_thread(blocking.close)
+        assert next(plain, None) is None
+        with pytest.raises(ConfigurationError, match="the reader is closed"):
+            next(iter(blocking))
 
 
 async def test_one_reader_reads_in_one_way(cluster: Cluster) -> None:
