@@ -35,7 +35,9 @@ def reader_of(
     """``patient``: no member is taken for dead within a test's time, however busy the machine is."""
     settings = cluster.settings()
     if patient:
-        settings.sqlite.session_timeout_ms = settings.kafka.session_timeout_ms = int(2_000 * WAIT_S)
+        longer = {"session_timeout_ms": int(2_000 * WAIT_S)}
+        clients = {name: getattr(settings, name).model_copy(update=longer) for name in ("sqlite", "kafka")}
+        settings = settings.model_copy(update=clients)
     reader = ReaderSettings(commit_interval_ms=50, poll_timeout_ms=50, **(limits or {}))
     options.setdefault("group", cluster.group)
     return TrajectoryReader(settings=settings.model_copy(update={"reader": reader}), **options)
@@ -577,7 +579,8 @@ async def test_closing_ends_an_iteration_between_two_items_and_begins_no_other(c
             await anext(aiter(reader))
         blocking = reader_of(cluster).blocking()
         plain = iter(blocking)
-        assert await asyncio.to_thread(next, plain)
+        first = await asyncio.to_thread(next, plain)
+        assert first.rollout_id in names_of(3)
         await asyncio.to_thread(blocking.close)
         assert next(plain, None) is None
         with pytest.raises(ConfigurationError, match="the reader is closed"):

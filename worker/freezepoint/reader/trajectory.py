@@ -136,7 +136,9 @@ class Trajectory:
         roles = ", ".join(candidate.role for candidate in self.traces) or "none at all"
         lacks = "no trace" if trace is None else f"no trace {trace!r}"
         wanted = "several traces, and none was named" if found else lacks
-        raise InputError(f"rollout {self.rollout_id} has {wanted}; under {self.view.delivery} it has: {roles}")
+        raise InputError(
+            f"rollout {self.rollout_id} has {wanted}; under {self.view.delivery} it has: {roles}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

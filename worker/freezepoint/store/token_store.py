@@ -18,7 +18,15 @@ from pydantic import ValidationError
 from freezepoint.calls import Said, Standing
 from freezepoint.captured import CaptureSnapshot, entry_fields, token_entry
 from freezepoint.errors import ConflictingEntryError, DamagedCaptureError, DecodeError, InvalidRolloutIdError
-from freezepoint.store.files import INCOMPLETE, INTENTS, LOCK, STATE, RolloutFiles, make_directory, storable_id
+from freezepoint.store.files import (
+    INCOMPLETE,
+    INTENTS,
+    LOCK,
+    STATE,
+    RolloutFiles,
+    make_directory,
+    storable_id,
+)
 from freezepoint.store.intents import intent_line
 from freezepoint.store.log import LogIndex, line_of
 from freezepoint.store.reading import read_log

@@ -152,7 +152,6 @@ class Watch:
             member: seen.beat for member, seen in self._seen.items() if seen.silence_s > self._silence_s_max
         }
 
-    @property
     def all_alive(self) -> bool:
         """Whether each member of the last look has just moved: one that we have only met may be dead."""
         return all(seen.has_moved and seen.silence_s <= self._step_s_max for seen in self._seen.values())
