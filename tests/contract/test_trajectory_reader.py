@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -26,8 +29,15 @@ from tests.results import publish_results, result
 T = TypeVar("T")
 
 
-def reader_of(cluster: Cluster, *, limits: dict[str, Any] | None = None, **options: Any) -> TrajectoryReader:
+def reader_of(
+    cluster: Cluster, *, limits: dict[str, Any] | None = None, patient: bool = False, **options: Any
+) -> TrajectoryReader:
+    """``patient``: no member is taken for dead within a test's time, however busy the machine is."""
     settings = cluster.settings()
+    if patient:
+        longer = {"session_timeout_ms": int(2_000 * WAIT_S)}
+        clients = {name: getattr(settings, name).model_copy(update=longer) for name in ("sqlite", "kafka")}
+        settings = settings.model_copy(update=clients)
     reader = ReaderSettings(commit_interval_ms=50, poll_timeout_ms=50, **(limits or {}))
     options.setdefault("group", cluster.group)
     return TrajectoryReader(settings=settings.model_copy(update={"reader": reader}), **options)
@@ -259,7 +269,7 @@ async def test_where_a_new_group_begins(cluster: Cluster) -> None:
 async def test_two_trainers_share_and_a_leaver_loses_nothing(cluster: Cluster) -> None:
     results = many(40)
     async with filled(cluster, []) as transport:
-        one, two = reader_of(cluster), reader_of(cluster)
+        one, two = reader_of(cluster, patient=True), reader_of(cluster, patient=True)
         got: dict[TrajectoryReader, list[Trajectory]] = {one: [], two: []}
 
         async def consume(reader: TrajectoryReader) -> None:
@@ -299,6 +309,41 @@ def _newest_shared(got: dict[TrajectoryReader, list[Trajectory]]) -> bool:
     """Whether the two read different partitions by now."""
     newest = [{t.partition for t in trajectories[-6:]} for trajectories in got.values()]
     return newest[0].isdisjoint(newest[1])
+
+
+DIES_READING = """
+import os, signal, sys
+from freezepoint.reader import TrajectoryReader
+reader = TrajectoryReader(group=sys.argv[1]).blocking()
+next(iter(reader))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_reading_to_the_end_waits_for_what_a_killed_reader_held(cluster: Cluster) -> None:
+    """Its partitions come to us a session timeout later."""
+    async with filled(cluster, many(20)):
+        program = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", DIES_READING, cluster.group),
+            env={**os.environ, **cluster.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        async with asyncio.timeout(WAIT_S):
+            assert await program.wait() == -signal.SIGKILL
+        async with reader_of(cluster, follow=False) as reader:
+            found = await everything(reader)
+            for trajectory in found:
+                reader.ack(trajectory)
+        assert set(names(found)) == set(names_of(20))
+    assert await left(cluster) == []
+
+
+async def test_reading_to_the_end_does_not_wait_for_a_reader_that_lives(cluster: Cluster) -> None:
+    async with filled(cluster, many(20)), reader_of(cluster, patient=True) as staying:
+        await take(aiter(staying), 20)
+        async with reader_of(cluster, follow=False, patient=True) as reader:
+            found = await everything(reader)
+        assert 0 < len({trajectory.partition for trajectory in found}) < PARTITIONS
 
 
 async def test_acks_of_a_partition_that_went_elsewhere_are_ignored(cluster: Cluster) -> None:
@@ -429,6 +474,43 @@ async def test_a_restart_in_the_middle_of_a_group_reads_it_again(cluster: Cluste
     assert await left(cluster, seen=durable.__contains__) == []
 
 
+async def test_a_result_later_than_a_restart_comes_as_a_group_that_says_what_is_missing(
+    cluster: Cluster,
+) -> None:
+    """Which groups were handed out incomplete is known to a reader, and not to the next one; the trainer can know it."""
+    async with filled(cluster, grouped("g", 4, "abc")) as transport:
+        async with reader_of(cluster) as reader:
+            (first,) = await take(reader.groups(deadline=0.2), 1)
+            assert shape(first) == ("g", ["g-a", "g-b", "g-c"], 1, False)
+            reader.ack(first)
+        await publish_results(transport, grouped("g", 4, "d"))
+        async with reader_of(cluster) as reader:
+            (leftover,) = await take(reader.groups(deadline=0.2), 1)
+            assert shape(leftover) == ("g", ["g-d"], 3, False)
+            assert not leftover.late
+            assert first.group_id == leftover.group_id
+            reader.ack(leftover)
+    assert await left(cluster) == []
+
+
+async def test_equal_group_ids_of_two_runs_are_one_group_unless_the_reader_has_a_run(
+    cluster: Cluster,
+) -> None:
+    results = [
+        result(f"{run}.0-{number}", group_id="0", group_size=2) for run in ("x", "y") for number in range(2)
+    ]
+    async with filled(cluster, results):
+        for run in ("x", "y"):
+            async with reader_of(cluster, group=f"{cluster.group}-{run}", run=run) as reader:
+                (group,) = await take(reader.groups(), 1)
+                assert shape(group) == ("0", [f"{run}.0-0", f"{run}.0-1"], 0, True)
+        async with reader_of(cluster) as reader:
+            pairs = await take(reader.groups(), 2)
+            members = {member.rollout_id for pair in pairs for member in pair}
+            assert members == {found.rollout_id for found in results}
+            assert {pair.group_id for pair in pairs} == {"0"}
+
+
 async def test_stale_rollouts_count_towards_their_group(cluster: Cluster) -> None:
     results = [*grouped("g", 2, "a", version=1), *grouped("g", 2, "b", version=9)]
     async with (
@@ -484,6 +566,25 @@ async def test_a_second_reader_that_comes_and_goes_breaks_no_group(cluster: Clus
             reader.ack(group)
         await reader.commit()
     assert await left(cluster) == []
+
+
+async def test_closing_ends_an_iteration_between_two_items_and_begins_no_other(cluster: Cluster) -> None:
+    async with filled(cluster, many(3)):
+        reader = reader_of(cluster)
+        items = aiter(reader)
+        await take(items, 1)
+        await reader.close()
+        assert await anext(items, None) is None
+        with pytest.raises(ConfigurationError, match="the reader is closed"):
+            await anext(aiter(reader))
+        blocking = reader_of(cluster).blocking()
+        plain = iter(blocking)
+        first = await asyncio.to_thread(next, plain)
+        assert first.rollout_id in names_of(3)
+        await asyncio.to_thread(blocking.close)
+        assert next(plain, None) is None
+        with pytest.raises(ConfigurationError, match="the reader is closed"):
+            next(iter(blocking))
 
 
 async def test_one_reader_reads_in_one_way(cluster: Cluster) -> None:

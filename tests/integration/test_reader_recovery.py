@@ -59,6 +59,9 @@ class FaultySubscription:
     async def caught_up(self) -> bool:
         return not self._deaf and await self._real.caught_up()
 
+    def shared_out(self) -> bool:
+        return self._real.shared_out()
+
     def pause(self) -> None:
         self._real.pause()
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from freezepoint.captured import CaptureSnapshot
 from freezepoint.consumer import (
@@ -133,6 +134,21 @@ async def test_a_store_is_a_source(tmp_path: Path) -> None:
     built = await trajectories_from_source("r", store)
     assert built == trajectories_for_rollout("r", [tmp_path])
     assert await store.drop("r", **built["_capture_snapshot"])
+
+
+async def test_an_unreadable_rollout_is_one_line_however_logs_are_set_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    try:
+        await trajectories_from_source("r", Source(BrokerUnavailableError("no answer\nat all")))
+    finally:
+        structlog.configure(**before)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1
+    assert "capture_unreadable" in said[0]
+    assert "BrokerUnavailableError: no answer" in said[0]
 
 
 async def test_a_source_that_fails_masks() -> None:

@@ -73,3 +73,20 @@ def test_a_member_that_came_back_under_its_name_is_known_anew() -> None:
     watch.silent({"m": 1}, 0.0)
     watch.silent({}, 5.0)
     assert watch.silent({"m": 1}, 9.0) == {}
+
+
+def test_a_member_that_we_only_met_or_that_stands_still_is_not_known_to_live() -> None:
+    watch = Watch(silence_s_max=10, step_s_max=2)
+    assert watch.all_alive(), "nobody else is there"
+    watch.silent({"m": 7}, 0.0)
+    assert not watch.all_alive()
+    watch.silent({"m": 8}, 1.0)
+    assert watch.all_alive()
+    watch.silent({"m": 8}, 3.0)
+    assert watch.all_alive()
+    watch.silent({"m": 8}, 4.0)
+    assert not watch.all_alive()
+    watch.silent({"m": 9, "new": 1}, 5.0)
+    assert not watch.all_alive()
+    watch.silent({"m": 10}, 6.0)
+    assert watch.all_alive()

@@ -179,7 +179,7 @@ def test_what_is_no_entry_leaves_no_trace(store: TokenStore, wrong: dict[str, An
     ["", "../x", "a/b", "/x", ".", "..", ".x", "-x", "a b", "a\n", "a\0", "é", "x" * 238, None, 3],
 )
 async def test_what_is_no_rollout_id_is_refused_everywhere(store: TokenStore, rollout_id: Any) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InvalidRolloutIdError):
         await store.put({**call().model_dump(), "rollout_id": rollout_id})
     with pytest.raises(InvalidRolloutIdError):
         await store.begin_call(rollout_id, "c")

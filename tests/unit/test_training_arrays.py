@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from freezepoint.errors import InputError
-from freezepoint.training import UNKNOWN_VERSION, to_arrays, to_response, view
+from freezepoint.training import UNKNOWN_VERSION, DeliveryName, to_arrays, to_response, view
+from freezepoint_schemas.results import Result
 from tests.events import complete, entry
-from tests.results import built, result, trace
+from tests.results import built, result, trace, trajectory
 
 
 def test_arrays_of_two_calls() -> None:
@@ -144,3 +147,59 @@ def test_single_response_masks_what_was_published_as_all_traces() -> None:
     assert view(wanted, "all_traces").traces == tuple(wanted.traces)
     by_call = built(*events, complete("r", n_calls=2, builder="per_request", delivery="all_traces"))
     assert list(view(by_call, "single_response").reasons) == ["builder_not_deliverable"]
+
+
+def two_calls_and_a_branch() -> Result:
+    """Masked as a single response, since it branched."""
+    calls = [
+        entry("r", "c0", [1], [2]),
+        entry("r", "c1", [1, 2, 3], [4]),
+        entry("r", "c2", [1, 2, 9], [8]),
+    ]
+    return built(*calls, complete("r", n_calls=3, model="m"))
+
+
+def test_a_trajectory_gives_the_traces_of_the_delivery_chosen_and_no_others() -> None:
+    made = two_calls_and_a_branch()
+    by_call = trajectory(made, delivery="per_request")
+    assert [by_call.to_arrays(f"req-{n}").token_ids.tolist() for n in range(3)] == [
+        [1, 2],
+        [1, 2, 3, 4],
+        [1, 2, 9, 8],
+    ]
+    assert by_call.to_response("req-1")["output"][0]["prompt_token_ids"] == [1, 2, 3]
+    with pytest.raises(InputError, match="no trace 'main'; under per_request it has: req-0, req-1, req-2"):
+        by_call.to_arrays("main")
+    all_traces = trajectory(made, delivery="all_traces")
+    for seen in all_traces.traces:
+        assert all_traces.to_arrays(seen.role).token_ids.tolist() == seen.token_ids.tolist()
+        assert all_traces.to_arrays(seen).token_ids.tolist() == seen.token_ids.tolist()
+
+
+@pytest.mark.parametrize("delivery", ["all_traces", "per_request"])
+def test_what_a_delivery_unmasks_never_gives_one_of_its_traces_for_all(delivery: DeliveryName) -> None:
+    unmasked = trajectory(two_calls_and_a_branch(), delivery=delivery)
+    assert not unmasked.masked
+    with pytest.raises(InputError, match=f"several traces, and none was named; under {delivery} it has: "):
+        unmasked.to_arrays()
+    assert unmasked.to_response()["mask_sample"], "its response is that of the main trace alone"
+
+
+def test_the_only_trace_of_a_delivery_needs_no_name() -> None:
+    made = built(entry("r", "c0", [1], [2]), complete("r", n_calls=1, model="m"))
+    for delivery in get_args(DeliveryName):
+        assert trajectory(made, delivery=delivery).to_arrays().token_ids.tolist() == [1, 2]
+    assert trajectory(two_calls_and_a_branch()).to_arrays().loss_mask.sum() > 0, "the main one"
+    with pytest.raises(InputError, match="no trace; under single_response it has: none at all"):
+        trajectory(result("r", traces=[])).to_arrays()
+
+
+def test_what_the_delivery_masks_is_masked_in_the_response_too() -> None:
+    branches = [trace([1, 2], [(1, 2)]), trace([1, 3], [(1, 2)], role="branch-0")]
+    made = result("r", traces=branches, delivery="all_traces", metrics={"roots": 1, "chains": 2})
+    seen = trajectory(made, delivery="single_response")
+    assert seen.masked
+    assert seen.to_arrays().token_ids.tolist() == [1, 2]
+    with pytest.raises(InputError, match="no trace 'branch-0'"):
+        seen.to_arrays("branch-0")
+    assert (to_response(made)["mask_sample"], seen.to_response()["mask_sample"]) == (False, True)

@@ -132,14 +132,14 @@ def _log_of(rollout_id: str, snapshot: FrozenCapture, choices: Mapping[str, Any]
 
 def _unreadable(rollout_id: str, builder: str, error: Exception) -> dict[str, Any]:
     """The masked form of a rollout that could not be frozen or read."""
-    log.warning("capture_unreadable", rollout_id=rollout_id, exc_info=error)
-    sentence = f"{type(error).__name__}: {error}".partition("\n")[0]
+    sentence = f"{type(error).__name__}: {error}".partition("\n")[0][:_ERROR_LENGTH_MAX]
+    log.warning("capture_unreadable", rollout_id=rollout_id, error=sentence)
     return {
         "rollout_id": rollout_id,
         "builder": builder,
         "rebuilt_response": None,
         "mask_sample": True,
-        "error": sentence[:_ERROR_LENGTH_MAX],
+        "error": sentence,
         "metrics": {"n_calls": 0},
     }
 

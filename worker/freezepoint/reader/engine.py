@@ -107,7 +107,7 @@ class Engine:
         await self._take(feed)
         self._shelf.expire(self._reading_s)
         if not self._options.follow and not feed.records and not self._seat.paused:
-            self._ended = await self._seat.caught_up()
+            self._ended = await self._seat.at_end()
             if self._ended:
                 self._shelf.flush()
         self._balance()

@@ -112,8 +112,11 @@ class Seat:
             self.paused = True
             self._subscription.pause()
 
-    async def caught_up(self) -> bool:
-        return await self._there().caught_up()
+    async def at_end(self) -> bool:
+        """Whether all that the group's other members do not read has been delivered here; they must live for that, since
+        what a dead one held comes to us."""
+        subscription = self._there()
+        return subscription.shared_out() and await subscription.caught_up()
 
     async def commit(self, offsets: Mapping[int, int]) -> None:
         """:raises OwnershipLostError: the assignment has changed. :raises BrokerError: not acknowledged."""

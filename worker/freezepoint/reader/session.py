@@ -65,10 +65,13 @@ class Session:
                     "a reader is read in one way: result by result, or in groups of one kind"
                 )
 
-    def fill(self, slot: Slot) -> Future[None]:
-        """Ask for the next item."""
-        thread, engine = self._begun()
-        return thread.submit(engine.fill(slot))
+    def fill(self, slot: Slot) -> Future[None] | None:
+        """Ask for the next item. None: the reader was closed, and there is none."""
+        with self._changing:  # what is submitted before the closing is answered by it
+            if self._closed:
+                return None
+            thread, engine = self._begun()
+            return thread.submit(engine.fill(slot))
 
     def interrupted(self, slot: Slot, future: Future[None]) -> None:
         """Whoever waited was cancelled or interrupted: what the slot may hold is the next item again."""
@@ -123,20 +126,22 @@ def _claims(item: Trajectory | RolloutGroup) -> list[Claim]:
 
 
 class _Items(Generic[T]):
-    """Where an iteration stands."""
+    """Where an iteration stands. One that has begun ends when the reader is closed, wherever it is by then."""
 
     def __init__(self, session: Session, rule: GroupRule | None) -> None:
         self._session = session
         self._rule = rule
+        self._has_begun = False
         self._current: T | None = None
 
-    def _ask(self) -> tuple[Slot, Future[None]]:
-        self._session.begin(self._rule)
+    def _ask(self, slot: Slot) -> Future[None] | None:
+        if not self._has_begun:
+            self._session.begin(self._rule)
+            self._has_begun = True
         current, self._current = self._current, None
         if current is not None and self._session.auto_ack:
             self._session.ack(current)
-        slot = Slot()
-        return slot, self._session.fill(slot)
+        return self._session.fill(slot)
 
     def _taken(self, slot: Slot) -> T | None:
         self._current = slot.handed  # type: ignore[assignment] # the shelf holds what the rule asked for
@@ -150,7 +155,10 @@ class AsyncItems(_Items[T]):
         return self
 
     async def __anext__(self) -> T:
-        slot, future = self._ask()
+        slot = Slot()
+        future = self._ask(slot)
+        if future is None:
+            raise StopAsyncIteration
         try:
             await asyncio.wrap_future(future)
         except BaseException:
@@ -169,7 +177,10 @@ class BlockingItems(_Items[T]):
         return self
 
     def __next__(self) -> T:
-        slot, future = self._ask()
+        slot = Slot()
+        future = self._ask(slot)
+        if future is None:
+            raise StopIteration
         try:
             future.result()
         except BaseException:

@@ -70,7 +70,8 @@ class TrajectoryReader:
         :param start: where the consumer group begins in a partition for which it has stored nothing yet: ``earliest``
             (``stored`` says the same), ``latest``, a datetime with a time zone, or seconds since the epoch. A stored offset
             wins, so that a restart loses nothing, unless ``ignore_stored`` says to overwrite it.
-        :param run: only rollouts whose id begins with this name and a dot.
+        :param run: only rollouts whose id begins with this name and a dot. Without it, equal group ids of several runs are one
+            group.
         :param delivery: read results as ``single_response``, ``all_traces`` or ``per_request`` (all traces, one for each call),
             whatever they were published as.
         :param yield_masked: hand out masked results too.
@@ -79,7 +80,8 @@ class TrajectoryReader:
         :param max_staleness: the largest lag behind it that is not stale; ``on_stale``: ``tag`` or ``skip`` what is.
         :param seen: whether a result was made durable before, by its ``delivery_id``; it is then skipped. With it, results
             are used exactly once across restarts.
-        :param follow: False: end when everything that is committed was read, instead of waiting for more.
+        :param follow: False: end when everything that is committed was read, here or by a member that lives, instead of
+            waiting for more; what a killed one held comes a session timeout later.
         :param clock: for group deadlines, in seconds; it never goes back.
         :raises ConfigurationError: an argument is wrong; the message says how.
         """
@@ -126,7 +128,8 @@ class TrajectoryReader:
         :param size: rollouts a group; None: the ``group_size`` that results carry.
         :param deadline: seconds from a group's first result; None: wait until it is complete. Time that the reader pauses
             because the trainer has enough to do does not count.
-        :param late: results of a group that was handed out incomplete: ``drop`` (counted, acknowledged) or ``yield``.
+        :param late: results of a group that this reader handed out incomplete: ``drop`` (counted, acknowledged) or
+            ``yield``. After a restart they are a group of their own, with ``missing`` members.
         :param ungrouped: results without a group id: ``single`` (a group of one each) or ``drop``.
         :raises ConfigurationError: an argument is wrong, or a result names no size and there is neither size nor deadline.
         """

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from freezepoint.errors import InputError
 from freezepoint.reader.acks import Claim
 from freezepoint.training.arrays import TraceArrays, to_arrays, to_response, whole_version
 from freezepoint.training.delivery import View
@@ -109,12 +110,35 @@ class Trajectory:
         writable: bool = True,
         float_type: Literal["float32", "float64"] = "float32",
     ) -> TraceArrays:
-        """See :func:`freezepoint.training.to_arrays`."""
-        return to_arrays(self.result, trace, writable=writable, float_type=float_type)
+        """One of :attr:`traces`, by its role; without one the only one. See :func:`freezepoint.training.to_arrays`.
+
+        :raises InputError: there is no such trace under the reader's delivery, or none was named and there are several.
+        """
+        return to_arrays(self.result, self._trace(trace), writable=writable, float_type=float_type)
 
     def to_response(self, trace: Trace | str | None = None) -> dict[str, Any]:
-        """See :func:`freezepoint.training.to_response`."""
-        return to_response(self.result, trace)
+        """The reference's form: without ``trace`` the result's whole dictionary, whose response is the main trace's as it was
+        published, and masked where the reader's delivery masks it too; else that one of :attr:`traces` as a response.
+
+        :raises InputError: no such trace.
+        """
+        if trace is not None:
+            return to_response(self.result, self._trace(trace))
+        form = to_response(self.result)
+        return form | {"mask_sample": form["mask_sample"] or self.masked}
+
+    def _trace(self, trace: Trace | str | None) -> Trace:
+        if isinstance(trace, Trace):
+            return trace
+        found = [candidate for candidate in self.traces if trace is None or candidate.role == trace]
+        if len(found) == 1:
+            return found[0]
+        roles = ", ".join(candidate.role for candidate in self.traces) or "none at all"
+        lacks = "no trace" if trace is None else f"no trace {trace!r}"
+        wanted = "several traces, and none was named" if found else lacks
+        raise InputError(
+            f"rollout {self.rollout_id} has {wanted}; under {self.view.delivery} it has: {roles}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

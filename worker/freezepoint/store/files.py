@@ -30,6 +30,18 @@ _FILE_MODE = 0o666
 _LIFE_BYTES = 16
 
 
+def storable_id(rollout_id: object) -> str:
+    """:raises InvalidRolloutIdError: nothing that may become a file's name."""
+    if not isinstance(rollout_id, str) or not is_rollout_id(rollout_id):
+        raise InvalidRolloutIdError(f"{repr(rollout_id)[:80]} is no valid rollout id")
+    if len(rollout_id) > ROLLOUT_ID_LENGTH_MAX:
+        raise InvalidRolloutIdError(
+            f"a rollout id of {len(rollout_id)} characters is too long for a file's name: at most "
+            f"{ROLLOUT_ID_LENGTH_MAX} in a local store"
+        )
+    return rollout_id
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutFiles:
     """Where one rollout lies."""
@@ -40,14 +52,7 @@ class RolloutFiles:
     @classmethod
     def of(cls, directory: Path, rollout_id: object) -> RolloutFiles:
         """:raises InvalidRolloutIdError: nothing that may become a file's name."""
-        if not isinstance(rollout_id, str) or not is_rollout_id(rollout_id):
-            raise InvalidRolloutIdError(f"{repr(rollout_id)[:80]} is no valid rollout id")
-        if len(rollout_id) > ROLLOUT_ID_LENGTH_MAX:
-            raise InvalidRolloutIdError(
-                f"a rollout id of {len(rollout_id)} characters is too long for a file's name: at most "
-                f"{ROLLOUT_ID_LENGTH_MAX} in a local store"
-            )
-        return cls(directory, rollout_id)
+        return cls(directory, storable_id(rollout_id))
 
     def path(self, suffix: str) -> Path:
         return self.directory / f"{self.rollout_id}{suffix}"

@@ -18,7 +18,15 @@ from pydantic import ValidationError
 from freezepoint.calls import Said, Standing
 from freezepoint.captured import CaptureSnapshot, entry_fields, token_entry
 from freezepoint.errors import ConflictingEntryError, DamagedCaptureError, DecodeError, InvalidRolloutIdError
-from freezepoint.store.files import INCOMPLETE, INTENTS, LOCK, STATE, RolloutFiles, make_directory
+from freezepoint.store.files import (
+    INCOMPLETE,
+    INTENTS,
+    LOCK,
+    STATE,
+    RolloutFiles,
+    make_directory,
+    storable_id,
+)
 from freezepoint.store.intents import intent_line
 from freezepoint.store.log import LogIndex, line_of
 from freezepoint.store.reading import read_log
@@ -258,15 +266,13 @@ class TokenStore:
 def _checked(entry: object) -> tuple[TokenEntry, bytes]:
     """The entry and its line.
 
+    :raises InvalidRolloutIdError: it names no rollout that has a file.
     :raises DecodeError: it is no token entry.
     """
     if isinstance(entry, TokenEntry):
         return entry, line_of(entry, {})
     fields = entry_fields(entry)
-    rollout_id = fields.get("rollout_id")
-    if not isinstance(rollout_id, str):
-        raise InvalidRolloutIdError("the entry names no rollout")
-    checked = token_entry(rollout_id, fields)
+    checked = token_entry(storable_id(fields.get("rollout_id")), fields)
     return checked, line_of(checked, fields)
 
 

@@ -245,6 +245,11 @@ class Subscription(Protocol):
         """Whether something is assigned, and all that is committed in it now has been delivered."""
         ...
 
+    def shared_out(self) -> bool:
+        """Whether what is not assigned here is assigned to members that live, as far as can be known. False for a session
+        timeout at most after somebody died."""
+        ...
+
     def pause(self) -> None:
         """Deliver nothing until :meth:`resume`; polls go on keeping the membership."""
         ...

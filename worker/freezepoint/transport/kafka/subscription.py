@@ -171,6 +171,10 @@ class KafkaSubscription:
         )
         return all(found)
 
+    def shared_out(self) -> bool:
+        """The coordinator assigns nothing before every member has joined, or was silent for its session timeout."""
+        return self._generation == self._intake.generation
+
     def pause(self) -> None:
         self._paused = True
         for delivery in self._deliveries.values():

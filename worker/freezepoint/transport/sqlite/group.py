@@ -121,6 +121,15 @@ def assign(partitions: int, members: Sequence[str], previous: Mapping[int, str])
     return assignment
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A member's last beat, for how long it has stood still, and whether it ever moved under our eyes."""
+
+    beat: int
+    silence_s: float
+    has_moved: bool
+
+
 class Watch:
     """Finds the members that fell silent, by this process's own monotonic clock: no two clocks are ever compared.
 
@@ -131,7 +140,7 @@ class Watch:
     def __init__(self, silence_s_max: float, step_s_max: float) -> None:
         self._silence_s_max = silence_s_max
         self._step_s_max = step_s_max
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[str, _Seen] = {}
         self._looked: float | None = None
 
     def silent(self, beats: Mapping[str, int], now: float) -> dict[str, int]:
@@ -140,10 +149,17 @@ class Watch:
         self._looked = now
         self._seen = {member: self._judge(member, beat, step) for member, beat in beats.items()}
         return {
-            member: beat for member, (beat, silence) in self._seen.items() if silence > self._silence_s_max
+            member: seen.beat for member, seen in self._seen.items() if seen.silence_s > self._silence_s_max
         }
 
-    def _judge(self, member: str, beat: int, step: float) -> tuple[int, float]:
+    def all_alive(self) -> bool:
+        """Whether each member of the last look has just moved: one that we have only met may be dead."""
+        return all(seen.has_moved and seen.silence_s <= self._step_s_max for seen in self._seen.values())
+
+    def _judge(self, member: str, beat: int, step: float) -> _Seen:
         known = self._seen.get(member)
-        moved = known is None or known[0] != beat
-        return beat, 0.0 if moved or known is None else known[1] + step
+        if known is None:
+            return _Seen(beat, 0.0, has_moved=False)
+        if known.beat != beat:
+            return _Seen(beat, 0.0, has_moved=True)
+        return _Seen(beat, known.silence_s + step, has_moved=known.has_moved)

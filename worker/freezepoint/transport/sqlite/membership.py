@@ -82,6 +82,12 @@ class Membership:
                 return self.standing, records
             await self._pace.wait(min(deadline, self._next_beat) - now)
 
+    @property
+    def others_alive(self) -> bool:
+        """Whether each other member has shown just now that it lives. A dead one is removed a session timeout after we met
+        it, by our own clock: only who stays that long in the group takes its partitions over."""
+        return self._watch.all_alive()
+
     def require_open(self) -> None:
         """:raises BrokerError: it has left."""
         if self.left:

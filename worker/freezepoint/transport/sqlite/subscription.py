@@ -142,6 +142,9 @@ class SqliteSubscription:
             return False
         return await self._membership.reads.run(lambda connection: log.is_at_end(connection, cursors))
 
+    def shared_out(self) -> bool:
+        return self._standing == self._membership.standing and self._membership.others_alive
+
     def pause(self) -> None:
         self._paused = True
 
