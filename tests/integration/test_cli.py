@@ -41,6 +41,8 @@ COMMANDS = [
     "schema export",
     "config",
 ]
+READING = {"results", "report", "replay"}
+"""Commands whose examples read what has to be there."""
 
 
 # -------------------------------------------------------------------------------------------------------------- help
@@ -54,6 +56,8 @@ def test_help_is_there_and_its_example_works(shell: Shell, events: Path, command
     example = re.search(r"Example: freezepoint (.*)", text)
     assert example is not None, text
     assert example[1].split()[: len(command.split())] == command.split() or not command
+    if command in READING:
+        shell.ok("topics", "apply")
     assert shell(*shlex.split(example[1])).code == 0
 
 
@@ -235,6 +239,44 @@ def test_a_file_that_is_no_database_is_one_line(shell: Shell) -> None:
     assert outcome.code in {1, 2}
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "results",
+        "results --follow",
+        "report",
+        "inspect a",
+        "replay --all",
+        "replay --dead-letters",
+        "replay --dead-letters --dry-run",
+    ],
+)
+def test_reading_creates_nothing(shell: Shell, command: str) -> None:
+    wrong = shell.wrong(2, *command.split(), "--broker", "sqlite:///typo.db")
+    assert wrong.startswith("typo.db does not exist, and reading creates nothing; name a file")
+    assert list(shell.folder.iterdir()) == []
+    (shell.folder / "typo.db").touch()
+    assert "typo.db is empty" in shell.wrong(2, *command.split(), "--broker", "sqlite:///typo.db")
+    assert (shell.folder / "typo.db").stat().st_size == 0
+
+
+def test_checking_topics_creates_nothing(shell: Shell) -> None:
+    assert shell.ok("topics", "check").out.count(b"not there yet") == 4
+    assert list(shell.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}\n", b"no JSON\n", b'{"rollout_id":"a"}\n{}\n', b"", b"\x1f\x8bnonsense"]
+)
+def test_input_that_is_refused_leaves_nothing_behind(shell: Shell, text: bytes) -> None:
+    """Nor does input without a line; the third one is published up to its first bad line."""
+    for options in ((), ("--complete",)):
+        outcome = shell("publish", "-", *options, stdin=text)
+        assert outcome.code == (2 if text else 0)
+        there = text.startswith(b'{"rollout_id"')
+        assert [path.name for path in shell.folder.iterdir()] == ["freezepoint.db"] * there
 
 
 def test_a_closed_pipe_is_no_error(shell: Shell) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from freezepoint import __version__
 from freezepoint.cli.common import PIPE_CLOSED, PipeClosedError, error_line, exit_code_of, note
-from freezepoint.cli.loading import INTERRUPTED, loading
+from freezepoint.cli.start import INTERRUPTED, loading
 
 COMMANDS = {
     "demo": (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TypeVar
 
 import typer
 
-from freezepoint.cli.loading import loading, quiet_logs
+from freezepoint.cli.start import loading, quiet_logs
 from freezepoint.errors import ConfigurationError, FreezepointError, InputError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -26,12 +26,14 @@ from freezepoint.cli.common import (
     wrong_option,
 )
 from freezepoint.cli.progress import file_progress
+from freezepoint.core.records import OutputRecord
 from freezepoint.errors import InputError
 from freezepoint.lines import STDIN, LineError, Source, sources
 from freezepoint.publishing import BatchPublisher, Published, publish_files, publish_simulated
 from freezepoint.settings import Settings
 from freezepoint.simulate import Profile, Truth, simulate
 from freezepoint.transport.connect import connect
+from freezepoint.transport.ports import Position, Producer, Transport
 from freezepoint_schemas import codec
 
 _DEFAULT = Profile()
@@ -198,7 +200,7 @@ async def _publish(settings: Settings, files: list[Source], *, complete: bool, k
         error_line(str(error))
 
     async with connect(settings) as transport:
-        producer = await transport.producer()
+        producer = _WhenNeeded(transport)
         try:
             with file_progress(files, "publishing") as on_position:
                 async with BatchPublisher(producer) as publisher:
@@ -211,6 +213,23 @@ async def _publish(settings: Settings, files: list[Source], *, complete: bool, k
                     )
         finally:
             await producer.close()
+
+
+class _WhenNeeded:
+    """A producer that is made when there is something to send: input that is refused leaves nothing behind."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._made: Producer | None = None
+
+    async def send(self, records: Sequence[OutputRecord]) -> Sequence[Position]:
+        if self._made is None:
+            self._made = await self._transport.producer()
+        return await self._made.send(records)
+
+    async def close(self) -> None:
+        if self._made is not None:
+            await self._made.close()
 
 
 def _summary(published: Published, seconds: float) -> None:

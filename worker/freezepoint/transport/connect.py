@@ -12,8 +12,11 @@ KAFKA_SCHEME = "kafka://"
 SQLITE_SCHEME = "sqlite:///"
 
 
-def connect(settings: Settings) -> Broker:
+def connect(settings: Settings, *, only_reading: bool = False) -> Broker:
     """The transport that ``settings.broker`` names; it connects on first use.
+
+    :param only_reading: nothing is created: a file that is not there is an error, and one that may not be written no
+        hindrance.
 
     :raises ConfigurationError: no such scheme, or nothing behind it.
     """
@@ -25,7 +28,8 @@ def connect(settings: Settings) -> Broker:
     if url.startswith(SQLITE_SCHEME) and url[len(SQLITE_SCHEME) :]:
         from freezepoint.transport.sqlite import SqliteTransport  # noqa: PLC0415 - imported when used
 
-        return SqliteTransport(Path(url[len(SQLITE_SCHEME) :]), settings.topics, settings.sqlite)
+        path = Path(url[len(SQLITE_SCHEME) :])
+        return SqliteTransport(path, settings.topics, settings.sqlite, only_reading=only_reading)
     raise ConfigurationError(
         f"broker {url!r} is neither kafka://host:port[,host:port...] nor sqlite:///file; set --broker or FREEZEPOINT_BROKER"
     )
