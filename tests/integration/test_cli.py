@@ -120,10 +120,24 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
         (["simulate", "--out", "no/where"], "no/where: No such file or directory"),
         (["topics", "apply", "--partitions", "0"], "--partitions"),
         (["results", "--broker", "redis://x"], "is neither kafka://host:port"),
-        (["results", "--broker", "sqlite:////no/where/x.db"], "create it, or set --broker"),
+        (["complete", "a", "--broker", "sqlite:////no/where/x.db"], "create it, or set --broker"),
+        (["results", "--broker", "sqlite:////no/where/x.db"], "/no/where/x.db does not exist"),
+        (["results", "--broker", "kafka://h:99999"], "'h:99999' is no host:port"),
+        (["run", "--broker", "kafka://h:0"], "'h:0' is no host:port"),
+        (["run", "--broker", "kafka://h:9092,"], "'' is no host:port"),
+        (["run", "--broker", "kafka://h:9092,b:x"], "'b:x' is no host:port"),
+        (["run", "--broker", "kafka://h:9092/topic"], "'h:9092/topic' is no host:port"),
+        (["run", "--broker", "kafka://::1:9092"], "'::1:9092' is no host:port"),
+        (["run", "--broker", "kafka://u:p@h:9092"], "'u:p@h:9092' is no host:port"),
+        (["topics", "apply", "--topic-prefix", "bad prefix/"], "'bad prefix/' cannot begin a topic's name"),
+        (["topics", "apply", "--topic-prefix", "x" * 201], "cannot begin a topic's name"),
+        (["replay", "--all", "--to-prefix", "a b"], "'a b' cannot begin a topic's name"),
+        (["run", "--group", ""], "--group is empty: name a consumer group"),
+        (["build", "numbers.jsonl"], "numbers.jsonl:1: a JSON int, not an object"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[str], message: str) -> None:
+    (shell.folder / "numbers.jsonl").write_text("7\n")
     assert message in shell.wrong(2, *arguments)
 
 
@@ -135,6 +149,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[s
         ({"FREEZEPOINT_CONFIG": "no.toml"}, "FREEZEPOINT_CONFIG names no.toml, which is no file"),
         ({"FREEZEPOINT_CONFIG": "."}, "FREEZEPOINT_CONFIG names ., which is no file"),
         ({"FREEZEPOINT_KAFKA": "{"}, "FREEZEPOINT_KAFKA is no JSON: "),
+        ({"FREEZEPOINT_TOPIC_PREFIX": "bad prefix/"}, "set --topic-prefix or FREEZEPOINT_TOPIC_PREFIX"),
+        ({"FREEZEPOINT_WORKER__GROUP": ""}, "FREEZEPOINT_WORKER__GROUP: String should have at least 1"),
+        ({"FREEZEPOINT_READER__GROUP": ""}, "FREEZEPOINT_READER__GROUP: String should have at least 1"),
         ({"FREEZEPOINT_WORKER": "[1]"}, "FREEZEPOINT_WORKER is no JSON object; "),
         ({"FREEZEPOINT_WORKER": '{"poll_timeout_ms": 0}'}, "FREEZEPOINT_WORKER: Input should be greater"),
         (

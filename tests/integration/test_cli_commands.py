@@ -303,7 +303,7 @@ def test_build_reports_bad_lines_and_builds_the_rest(shell: Shell, events: Path)
     unusable = b'{"rollout_id":"b","event":"token_entry"}'
     (shell.folder / "x").write_bytes(events.read_bytes() + b"nonsense\n" + unusable + b"\n")
     outcome = shell("build", "x")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert [(line["rollout_id"], line["reasons"]) for line in outcome.lines] == [
         ("a", ["capture_incomplete"]),  # nobody completed it, and the line may have been a call of it
         ("b", ["capture_incomplete", "invalid_entry"]),

@@ -58,6 +58,8 @@ def load_settings(
         from freezepoint.settings import load
     settings = load(broker=broker, topic_prefix=topic_prefix)
     chosen = settings.worker.model_copy(update=_given(worker or {}))
+    if not chosen.group:
+        raise ConfigurationError("--group is empty: name a consumer group")
     _require_known("builder", chosen.builder, BUILDERS)
     _require_known("delivery", chosen.delivery, DELIVERY_NAMES)
     return settings.model_copy(update={"worker": chosen})

@@ -12,6 +12,7 @@ import typer
 
 from freezepoint.cli.common import (
     FAILED,
+    WRONG_INPUT,
     Broker,
     TopicPrefix,
     error_line,
@@ -142,6 +143,8 @@ def report(
     failures = list(_failures(counted, max_mask_fraction, min_samples))
     for failure in failures:
         error_line(failure)
+    if bad and file:
+        raise typer.Exit(WRONG_INPUT)
     if failures or bad:
         raise typer.Exit(FAILED)
 
