@@ -10,13 +10,14 @@ import signal
 import sqlite3
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent
 from tests.events import complete, entry
@@ -183,7 +184,7 @@ def archive() -> Iterator[Shell]:
         yield Shell(Path(folder))
 
 
-def without_rights(shell: Shell, *arguments: str) -> Outcome:
+def without_rights(shell: Shell, *arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
     """The command run by a user who may not write here."""
     program = """
 import concurrent.futures.thread, os, pkgutil, sys
@@ -199,13 +200,13 @@ if os.getuid() == 0:
     os.setuid(65534)
 sys.exit(run_command())
 """
-    return shell.program(program, *arguments)
+    return shell.program(program, *arguments, environment=environment)
 
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     for path in folder.iterdir():
-        path.chmod(0o444)
+        path.chmod(0o555)
     folder.chmod(0o555)
     try:
         yield
@@ -259,6 +260,45 @@ def test_an_archive_with_a_log_that_was_never_moved_in(archive: Shell, left: str
         assert "copy freezepoint.db and freezepoint.db-wal to a folder of your own" in outcome.err
         assert outcome.err.count("\n") == 1
     assert "no_records" in (copied.ok("inspect", "late").out if left == "log" else outcome.out).decode()
+
+
+# ----------------------------------------------------------------------------------------------------------- folders
+
+FOLDERS = {
+    "FREEZEPOINT_WORKER__SPOOL_FOLDER": "cannot spool to",
+    "FREEZEPOINT_WORKER__EVIDENCE_DIR": "cannot keep evidence in",
+}
+"""Every setting that is a folder, and how it is refused."""
+
+
+def test_these_are_all_folders() -> None:
+    named = {
+        f"FREEZEPOINT_WORKER__{name}".upper()
+        for name in WorkerSettings.model_fields
+        if name.endswith(("_folder", "_dir"))
+    }
+    assert named == FOLDERS.keys()
+
+
+@pytest.mark.parametrize("setting", FOLDERS)
+@pytest.mark.parametrize("folder", ["missing/x", "file", "file/x"])
+def test_a_folder_that_cannot_be_used_is_found_at_the_start(shell: Shell, setting: str, folder: str) -> None:
+    """Before the broker is looked for, which is none."""
+    (shell.folder / "file").touch()
+    environment = {setting: folder, "FREEZEPOINT_BROKER": "kafka://127.0.0.1:1"}
+    outcome = shell("run", environment=environment)
+    assert outcome.code == 2
+    assert f"error: {FOLDERS[setting]} {folder}: " in outcome.err.splitlines()[-1]
+    assert [path.name for path in shell.folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("setting", FOLDERS)
+def test_a_folder_that_may_not_be_written_is_found_at_the_start(archive: Shell, setting: str) -> None:
+    (archive.folder / "mine").mkdir(mode=0o755)
+    with read_only(archive.folder):
+        outcome = without_rights(archive, "run", environment={setting: "mine"})
+    assert outcome.code == 2
+    assert f"error: {FOLDERS[setting]} mine: Permission denied" in outcome.err.splitlines()[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------ topics
