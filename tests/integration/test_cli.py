@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import socketserver
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from freezepoint.origins import OTHER_VARIABLES
 from freezepoint.reader import TrajectoryReader
 from freezepoint.sink import TokenSink
 from freezepoint.source import TokenSource
-from tests.integration.shell import TIMEOUT_S, Shell
+from tests.integration.shell import COMMAND, TIMEOUT_S, Shell
 from tests.polling import poll_until
 
 COMMANDS = [
@@ -97,7 +100,12 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
         (["nonsense"], "No such command"),
         (["publish"], "Missing argument"),
         (["publish", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
-        (["publish", "."], "Is a directory"),
+        (["publish", "."], ". is a directory; name its files, such as *.jsonl"),
+        (["report", "--file", "."], ". is a directory; name its files, such as *.jsonl"),
+        (
+            ["publish", "misspelt.jsonl", "folder"],
+            "folder is a directory; name its files, such as folder/*.jsonl",
+        ),
         (["build", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["build", "."], "no *.tokens.jsonl in this directory"),
         (
@@ -138,6 +146,7 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[str], message: str) -> None:
     (shell.folder / "numbers.jsonl").write_text("7\n")
+    (shell.folder / "folder").mkdir()
     assert message in shell.wrong(2, *arguments)
 
 
@@ -247,7 +256,65 @@ def test_libraries_refuse_what_the_command_refuses(made: type, monkeypatch: pyte
 
 
 def test_failed_work_is_exit_code_1(shell: Shell) -> None:
-    assert "127.0.0.1:1" in shell.wrong(1, "results", "--broker", "kafka://127.0.0.1:1")
+    wrong = shell.wrong(1, "results", "--broker", "kafka://127.0.0.1:1")
+    assert wrong == (
+        "no answer from the broker while connecting at 127.0.0.1:1: nothing listens there, or nobody knows that name"
+    )
+
+
+def test_a_port_that_speaks_something_else(shell: Shell) -> None:
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            wrong = shell.wrong(1, "results", "--broker", f"kafka://127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+            serving.join()
+    assert (
+        "the port answers, but not as PLAINTEXT goes; if it wants TLS or a password, set kafka.sec" in wrong
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("build events.jsonl", "stdout"),
+        ("inspect a --file events.jsonl", "stdout"),
+        ("config", "stdout"),
+        ("schema export x", "stdout"),
+        ("demo --rollouts 2", "stdout"),
+        ("simulate --out -", "stdout"),
+        ("simulate --out /dev/full", "/dev/full"),
+        ("simulate --out /dev/full.gz", None),
+        ("simulate --truth /dev/full", "/dev/full"),
+        ("inspect a --file events.jsonl --html /dev/full", "/dev/full"),
+    ],
+)
+def test_a_full_disk_is_named(shell: Shell, events: Path, command: str, what: str | None) -> None:
+    if what is None:
+        (shell.folder / "full.gz").symlink_to("/dev/full")
+        command, what = command.replace("/dev/full.gz", "full.gz"), "full.gz"
+    with Path("/dev/full" if what == "stdout" else "/dev/null").open("wb") as out:
+        done = subprocess.run(
+            [*COMMAND, *command.split()],
+            cwd=shell.folder,
+            env=shell.environment(),
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: {what}: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
 
 
 def test_a_file_that_is_no_database_is_one_line(shell: Shell) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TypeVar
 
 import typer
@@ -119,12 +120,31 @@ class PipeClosedError(Exception):
 
 
 @contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Errors of writing are told with what could not be written; by themselves they only say why."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or isinstance(error, BrokenPipeError):
+            raise
+        raise OSError(error.errno, error.strerror, what) from None
+
+
+@contextmanager
 def to_stdout() -> Iterator[BinaryIO]:
     """Where data goes. :raises PipeClosedError: nobody reads it any more."""
     try:
-        yield sys.stdout.buffer
+        with naming("stdout"):
+            yield sys.stdout.buffer
     except BrokenPipeError:
         raise PipeClosedError from None
+
+
+def require_files(names: Iterable[str]) -> None:
+    """:raises InputError: one of them is a directory."""
+    for name in names:
+        if Path(name).is_dir():
+            raise InputError(f"{name} is a directory; name its files, such as {Path(name) / '*.jsonl'}")
 
 
 def write_line(line: bytes, *, flush: bool = False) -> None:

@@ -17,7 +17,9 @@ from freezepoint.cli.common import (
     TopicPrefix,
     error_line,
     load_settings,
+    naming,
     note,
+    require_files,
     run_async,
     write_line,
 )
@@ -90,7 +92,8 @@ def inspect(
         raise InputError(f"nothing of rollout {rollout_id} is there")
     explanation = explain(found, settings.worker)
     if html is not None:
-        html.write_text(as_page(found.log, explanation), "utf-8")
+        with naming(str(html)):
+            html.write_text(as_page(found.log, explanation), "utf-8")
         note(f"wrote {html}")
     _print(explanation, json=json)
 
@@ -162,6 +165,7 @@ def _failures(counted: Report, max_mask_fraction: float | None, min_samples: int
 def _count_files(names: list[str], counted: Report) -> int:
     """Returns how many lines were no results."""
     bad = 0
+    require_files(names)
     with sources(names) as files:
         for source in files:
             for line in source.lines():

@@ -20,7 +20,9 @@ from freezepoint.cli.common import (
     TopicPrefix,
     error_line,
     load_settings,
+    naming,
     note,
+    require_files,
     run_async,
     to_stdout,
     wrong_option,
@@ -141,8 +143,17 @@ def _truth_file(path: Path | None) -> Iterator[Callable[[Truth], None] | None]:
     if path is None:
         yield None
         return
-    with path.open("wb") as file:
-        yield lambda truth: cast("None", file.write(orjson.dumps(truth) + b"\n"))
+    file = path.open("wb")
+
+    def write(truth: Truth) -> None:
+        with naming(str(path)):
+            file.write(orjson.dumps(truth) + b"\n")
+
+    try:
+        yield write
+    finally:
+        with naming(str(path)):
+            file.close()
 
 
 async def _simulate(
@@ -167,7 +178,7 @@ async def _simulate(
 
 
 def _write(profile: Profile, out: str, *, packed: bool, on_truth: Callable[[Truth], None] | None) -> None:
-    with ExitStack() as stack:
+    with naming("stdout" if out == STDIN else out), ExitStack() as stack:
         file = _output(out, stack)
         for item in simulate(profile):
             file.write(codec.encode_event(item.event, packed=packed) + b"\n")
@@ -188,6 +199,7 @@ def _output(out: str, stack: ExitStack) -> BinaryIO:
 
 def publish_lines(settings: Settings, files: list[str], *, complete: bool, keep_going: bool) -> int:
     """See the command ``publish``. How many lines were skipped."""
+    require_files(files)
     began = time.monotonic()
     with sources(files, again=complete) as opened:
         published = run_async(_publish(settings, opened, complete=complete, keep_going=keep_going))
