@@ -137,3 +137,13 @@ def test_what_is_spelt_otherwise_is_told_by_name(body: dict[str, Any], message: 
     with pytest.raises(DecodeError) as caught:
         codec.decode_event("r", orjson.dumps({"model_call_id": "c", **body}))
     assert message in str(caught.value)
+
+
+def test_what_is_taken_as_it_comes() -> None:
+    """As docs/schemas.md says."""
+    fields = {"model_call_id": "c", "prompt_token_ids": [1], "generation_token_ids": [2]}
+    numbers = f'"output_items":[{{"whole":{2**64 - 1},"beyond":{2**64}}}],"generation_log_probs":[0.5]'
+    decoded = codec.decode_event("r", orjson.dumps(fields)[:-1] + f",{numbers}}}".encode())
+    assert isinstance(decoded, TokenEntry)
+    assert decoded.generation_log_probs.tolist() == [0.5]
+    assert [type(number).__name__ for number in decoded.output_items[0].values()] == ["int", "float"]
