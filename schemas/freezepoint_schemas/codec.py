@@ -48,7 +48,7 @@ def event_from_object(rollout_id: str, body: Any) -> InputEvent:
         raise DecodeError(Reason.FOREIGN_RECORD, f"the body names rollout {_short(body['rollout_id'])}")
     name = event_name(body)
     if name is None:
-        raise DecodeError(Reason.UNDECODABLE_RECORD, f"unknown event {_short(body.get('event'))}")
+        raise DecodeError(Reason.UNDECODABLE_RECORD, _no_event(body))
     version = body.get("schema_version", SCHEMA_VERSION)
     if type(version) is int and version > SCHEMA_VERSION:
         raise DecodeError(
@@ -59,6 +59,15 @@ def event_from_object(rollout_id: str, body: Any) -> InputEvent:
     if name == "token_entry":
         _lift_inline_arrays(fields)
     return _validated(EVENTS[name], fields)
+
+
+def _no_event(body: dict[str, Any]) -> str:
+    """What names no event is meant for a token entry, most likely, with that field spelt otherwise."""
+    if "event" in body:
+        return f"unknown event {_short(body['event'])}; there are {', '.join(EVENTS)}"
+    close = [_short(name) for name in body if "prompt" in name[:80]]
+    spelt = f" (there is {', '.join(close[:3])})" if close else ""
+    return f"neither an event nor a token entry: prompt_token_ids is missing{spelt}"
 
 
 def event_name(body: dict[str, Any]) -> str | None:

@@ -50,9 +50,9 @@ class Shell:
     ) -> Outcome:
         return self._run([*COMMAND, *arguments], stdin, environment)
 
-    def program(self, text: str, *arguments: str) -> Outcome:
+    def program(self, text: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
         """A program instead of the command, with the arguments of one."""
-        return self._run([sys.executable, "-c", text, *arguments], b"", None)
+        return self._run([sys.executable, "-c", text, *arguments], b"", environment)
 
     def _run(self, words: list[str], stdin: bytes, environment: Mapping[str, str] | None) -> Outcome:
         done = subprocess.run(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import socketserver
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from freezepoint.origins import OTHER_VARIABLES
 from freezepoint.reader import TrajectoryReader
 from freezepoint.sink import TokenSink
 from freezepoint.source import TokenSource
-from tests.integration.shell import TIMEOUT_S, Shell
+from tests.integration.shell import COMMAND, TIMEOUT_S, Shell
 from tests.polling import poll_until
 
 COMMANDS = [
@@ -41,6 +44,8 @@ COMMANDS = [
     "schema export",
     "config",
 ]
+READING = {"results", "report", "replay"}
+"""Commands whose examples read what has to be there."""
 
 
 # -------------------------------------------------------------------------------------------------------------- help
@@ -54,6 +59,8 @@ def test_help_is_there_and_its_example_works(shell: Shell, events: Path, command
     example = re.search(r"Example: freezepoint (.*)", text)
     assert example is not None, text
     assert example[1].split()[: len(command.split())] == command.split() or not command
+    if command in READING:
+        shell.ok("topics", "apply")
     assert shell(*shlex.split(example[1])).code == 0
 
 
@@ -93,7 +100,12 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
         (["nonsense"], "No such command"),
         (["publish"], "Missing argument"),
         (["publish", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
-        (["publish", "."], "Is a directory"),
+        (["publish", "."], ". is a directory; name its files, such as *.jsonl"),
+        (["report", "--file", "."], ". is a directory; name its files, such as *.jsonl"),
+        (
+            ["publish", "misspelt.jsonl", "folder"],
+            "folder is a directory; name its files, such as folder/*.jsonl",
+        ),
         (["build", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["build", "."], "no *.tokens.jsonl in this directory"),
         (
@@ -116,10 +128,25 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
         (["simulate", "--out", "no/where"], "no/where: No such file or directory"),
         (["topics", "apply", "--partitions", "0"], "--partitions"),
         (["results", "--broker", "redis://x"], "is neither kafka://host:port"),
-        (["results", "--broker", "sqlite:////no/where/x.db"], "create it, or set --broker"),
+        (["complete", "a", "--broker", "sqlite:////no/where/x.db"], "create it, or set --broker"),
+        (["results", "--broker", "sqlite:////no/where/x.db"], "/no/where/x.db does not exist"),
+        (["results", "--broker", "kafka://h:99999"], "'h:99999' is no host:port"),
+        (["run", "--broker", "kafka://h:0"], "'h:0' is no host:port"),
+        (["run", "--broker", "kafka://h:9092,"], "'' is no host:port"),
+        (["run", "--broker", "kafka://h:9092,b:x"], "'b:x' is no host:port"),
+        (["run", "--broker", "kafka://h:9092/topic"], "'h:9092/topic' is no host:port"),
+        (["run", "--broker", "kafka://::1:9092"], "'::1:9092' is no host:port"),
+        (["run", "--broker", "kafka://u:p@h:9092"], "'u:p@h:9092' is no host:port"),
+        (["topics", "apply", "--topic-prefix", "bad prefix/"], "'bad prefix/' cannot begin a topic's name"),
+        (["topics", "apply", "--topic-prefix", "x" * 201], "cannot begin a topic's name"),
+        (["replay", "--all", "--to-prefix", "a b"], "'a b' cannot begin a topic's name"),
+        (["run", "--group", ""], "--group is empty: name a consumer group"),
+        (["build", "numbers.jsonl"], "numbers.jsonl:1: a JSON int, not an object"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[str], message: str) -> None:
+    (shell.folder / "numbers.jsonl").write_text("7\n")
+    (shell.folder / "folder").mkdir()
     assert message in shell.wrong(2, *arguments)
 
 
@@ -131,6 +158,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[s
         ({"FREEZEPOINT_CONFIG": "no.toml"}, "FREEZEPOINT_CONFIG names no.toml, which is no file"),
         ({"FREEZEPOINT_CONFIG": "."}, "FREEZEPOINT_CONFIG names ., which is no file"),
         ({"FREEZEPOINT_KAFKA": "{"}, "FREEZEPOINT_KAFKA is no JSON: "),
+        ({"FREEZEPOINT_TOPIC_PREFIX": "bad prefix/"}, "set --topic-prefix or FREEZEPOINT_TOPIC_PREFIX"),
+        ({"FREEZEPOINT_WORKER__GROUP": ""}, "FREEZEPOINT_WORKER__GROUP: String should have at least 1"),
+        ({"FREEZEPOINT_READER__GROUP": ""}, "FREEZEPOINT_READER__GROUP: String should have at least 1"),
         ({"FREEZEPOINT_WORKER": "[1]"}, "FREEZEPOINT_WORKER is no JSON object; "),
         ({"FREEZEPOINT_WORKER": '{"poll_timeout_ms": 0}'}, "FREEZEPOINT_WORKER: Input should be greater"),
         (
@@ -226,7 +256,65 @@ def test_libraries_refuse_what_the_command_refuses(made: type, monkeypatch: pyte
 
 
 def test_failed_work_is_exit_code_1(shell: Shell) -> None:
-    assert "127.0.0.1:1" in shell.wrong(1, "results", "--broker", "kafka://127.0.0.1:1")
+    wrong = shell.wrong(1, "results", "--broker", "kafka://127.0.0.1:1")
+    assert wrong == (
+        "no answer from the broker while connecting at 127.0.0.1:1: nothing listens there, or nobody knows that name"
+    )
+
+
+def test_a_port_that_speaks_something_else(shell: Shell) -> None:
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            wrong = shell.wrong(1, "results", "--broker", f"kafka://127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+            serving.join()
+    assert (
+        "the port answers, but not as PLAINTEXT goes; if it wants TLS or a password, set kafka.sec" in wrong
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("build events.jsonl", "stdout"),
+        ("inspect a --file events.jsonl", "stdout"),
+        ("config", "stdout"),
+        ("schema export x", "stdout"),
+        ("demo --rollouts 2", "stdout"),
+        ("simulate --out -", "stdout"),
+        ("simulate --out /dev/full", "/dev/full"),
+        ("simulate --out /dev/full.gz", None),
+        ("simulate --truth /dev/full", "/dev/full"),
+        ("inspect a --file events.jsonl --html /dev/full", "/dev/full"),
+    ],
+)
+def test_a_full_disk_is_named(shell: Shell, events: Path, command: str, what: str | None) -> None:
+    if what is None:
+        (shell.folder / "full.gz").symlink_to("/dev/full")
+        command, what = command.replace("/dev/full.gz", "full.gz"), "full.gz"
+    with Path("/dev/full" if what == "stdout" else "/dev/null").open("wb") as out:
+        done = subprocess.run(
+            [*COMMAND, *command.split()],
+            cwd=shell.folder,
+            env=shell.environment(),
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: {what}: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
 
 
 def test_a_file_that_is_no_database_is_one_line(shell: Shell) -> None:
@@ -235,6 +323,44 @@ def test_a_file_that_is_no_database_is_one_line(shell: Shell) -> None:
     assert outcome.code in {1, 2}
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "results",
+        "results --follow",
+        "report",
+        "inspect a",
+        "replay --all",
+        "replay --dead-letters",
+        "replay --dead-letters --dry-run",
+    ],
+)
+def test_reading_creates_nothing(shell: Shell, command: str) -> None:
+    wrong = shell.wrong(2, *command.split(), "--broker", "sqlite:///typo.db")
+    assert wrong.startswith("typo.db does not exist, and reading creates nothing; name a file")
+    assert list(shell.folder.iterdir()) == []
+    (shell.folder / "typo.db").touch()
+    assert "typo.db is empty" in shell.wrong(2, *command.split(), "--broker", "sqlite:///typo.db")
+    assert (shell.folder / "typo.db").stat().st_size == 0
+
+
+def test_checking_topics_creates_nothing(shell: Shell) -> None:
+    assert shell.ok("topics", "check").out.count(b"not there yet") == 4
+    assert list(shell.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}\n", b"no JSON\n", b'{"rollout_id":"a"}\n{}\n', b"", b"\x1f\x8bnonsense"]
+)
+def test_input_that_is_refused_leaves_nothing_behind(shell: Shell, text: bytes) -> None:
+    """Nor does input without a line; the third one is published up to its first bad line."""
+    for options in ((), ("--complete",)):
+        outcome = shell("publish", "-", *options, stdin=text)
+        assert outcome.code == (2 if text else 0)
+        there = text.startswith(b'{"rollout_id"')
+        assert [path.name for path in shell.folder.iterdir()] == ["freezepoint.db"] * there
 
 
 def test_a_closed_pipe_is_no_error(shell: Shell) -> None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import signal
+import sqlite3
+import tempfile
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from freezepoint.settings import WorkerSettings
 from freezepoint_schemas import codec
-from tests.events import entry
+from freezepoint_schemas.events import InputEvent
+from tests.events import complete, entry
 from tests.integration.shell import TIMEOUT_S, Outcome, Shell
 from tests.polling import poll_until
 
@@ -128,11 +135,14 @@ def test_brokers_and_prefixes_keep_things_apart(shell: Shell, events: Path) -> N
     assert "'rollout-trajectories' does not exist" in shell.wrong(
         2, "results", "--broker", "sqlite:///one.db"
     )
-    assert shell.ok("results", "--broker", "sqlite:///two.db", environment=where).out == b""
+    assert "two.db does not exist" in shell.wrong(
+        2, "results", "--broker", "sqlite:///two.db", environment=where
+    )
     assert not (shell.folder / "freezepoint.db").exists()
 
 
 def test_following_prints_what_comes_later_until_it_is_interrupted(shell: Shell, events: Path) -> None:
+    shell.ok("topics", "apply")
     with shell.start("results", "--follow") as following:
         assert following.stdout is not None
         shell.ok("publish", "--complete", str(events))
@@ -153,6 +163,142 @@ def test_a_worker_stops_at_a_signal(shell: Shell, events: Path, how: signal.Sign
         out, err = running.communicate(timeout=TIMEOUT_S)
     assert (running.returncode, out) == (0, b"")
     assert "2 results published" in err.decode().splitlines()[-1]
+
+
+# ----------------------------------------------------------------------------------------------------------- archives
+
+READS = {
+    "results": ("results", "--projection", "response"),
+    "report": ("report",),
+    "inspect": ("inspect", "a", "--json"),
+    "replay": ("replay", "--all"),
+}
+"""What each reading command is asked for."""
+
+
+@pytest.fixture
+def archive() -> Iterator[Shell]:
+    """A shell in a folder that any user may look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Shell(Path(folder))
+
+
+def without_rights(shell: Shell, *arguments: str, environment: Mapping[str, str] | None = None) -> Outcome:
+    """The command run by a user who may not write here."""
+    program = """
+import concurrent.futures.thread, os, pkgutil, sys
+import freezepoint
+from freezepoint.cli.commands import run_command
+from freezepoint.cli.start import quiet_logs
+for module in pkgutil.walk_packages(freezepoint.__path__, "freezepoint."):  # not readable by anybody, maybe
+    if not module.name.endswith(("__main__", "otel")):
+        __import__(module.name)
+quiet_logs()
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(run_command())
+"""
+    return shell.program(program, *arguments, environment=environment)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    for path in folder.iterdir():
+        path.chmod(0o555)
+    folder.chmod(0o555)
+    try:
+        yield
+    finally:
+        folder.chmod(0o755)
+
+
+def finished(shell: Shell) -> None:
+    calls: list[InputEvent] = [
+        entry("a", "c1", [7], [1]),
+        complete("a"),
+        entry("b", "c1", [7], [2]),
+        complete("b"),
+    ]
+    events = b"".join(codec.encode_event(call) + b"\n" for call in calls)
+    shell.ok("publish", "-", stdin=events)
+    shell.ok("run", "--until-idle")
+
+
+@pytest.mark.parametrize("command", READS)
+def test_an_archive_is_read_where_it_may_not_be_written(archive: Shell, command: str) -> None:
+    finished(archive)
+    before = archive.ok(*READS[command])
+    files = sorted(archive.folder.iterdir())
+    with read_only(archive.folder):
+        after = without_rights(archive, *READS[command])
+        assert (after.code, after.out) == (0, before.out), after.err
+        refused = without_rights(archive, "complete", "c")
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert "must be writable" in refused.err
+    assert sorted(archive.folder.iterdir()) == files
+
+
+@pytest.mark.parametrize("left", ["log", "log and its index"])
+def test_an_archive_with_a_log_that_was_never_moved_in(archive: Shell, left: str) -> None:
+    """As it lies there after its last writer was killed: the log is read with its index, and told where that is missing."""
+    finished(archive)
+    reading = sqlite3.connect(archive.folder / "freezepoint.db")
+    reading.execute("SELECT 1 FROM topic").fetchone()
+    archive.ok("complete", "late")
+    (archive.folder / "copy").mkdir()
+    for path in archive.folder.glob("freezepoint.db*"):
+        if left != "log" or not path.name.endswith("-shm"):
+            shutil.copy(path, archive.folder / "copy")
+    reading.close()
+    copied = Shell(archive.folder / "copy")
+    with read_only(copied.folder):
+        outcome = without_rights(copied, "inspect", "late")
+    if left == "log":
+        assert outcome.code == 2
+        assert "copy freezepoint.db and freezepoint.db-wal to a folder of your own" in outcome.err
+        assert outcome.err.count("\n") == 1
+    assert "no_records" in (copied.ok("inspect", "late").out if left == "log" else outcome.out).decode()
+
+
+# ----------------------------------------------------------------------------------------------------------- folders
+
+FOLDERS = {
+    "FREEZEPOINT_WORKER__SPOOL_FOLDER": "cannot spool to",
+    "FREEZEPOINT_WORKER__EVIDENCE_DIR": "cannot keep evidence in",
+}
+"""Every setting that is a folder, and how it is refused."""
+
+
+def test_these_are_all_folders() -> None:
+    named = {
+        f"FREEZEPOINT_WORKER__{name}".upper()
+        for name in WorkerSettings.model_fields
+        if name.endswith(("_folder", "_dir"))
+    }
+    assert named == FOLDERS.keys()
+
+
+@pytest.mark.parametrize("setting", FOLDERS)
+@pytest.mark.parametrize("folder", ["missing/x", "file", "file/x"])
+def test_a_folder_that_cannot_be_used_is_found_at_the_start(shell: Shell, setting: str, folder: str) -> None:
+    """Before the broker is looked for, which is none."""
+    (shell.folder / "file").touch()
+    environment = {setting: folder, "FREEZEPOINT_BROKER": "kafka://127.0.0.1:1"}
+    outcome = shell("run", environment=environment)
+    assert outcome.code == 2
+    assert f"error: {FOLDERS[setting]} {folder}: " in outcome.err.splitlines()[-1]
+    assert [path.name for path in shell.folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("setting", FOLDERS)
+def test_a_folder_that_may_not_be_written_is_found_at_the_start(archive: Shell, setting: str) -> None:
+    (archive.folder / "mine").mkdir(mode=0o755)
+    with read_only(archive.folder):
+        outcome = without_rights(archive, "run", environment={setting: "mine"})
+    assert outcome.code == 2
+    assert f"error: {FOLDERS[setting]} mine: Permission denied" in outcome.err.splitlines()[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------ topics
@@ -197,7 +343,7 @@ def test_build_reports_bad_lines_and_builds_the_rest(shell: Shell, events: Path)
     unusable = b'{"rollout_id":"b","event":"token_entry"}'
     (shell.folder / "x").write_bytes(events.read_bytes() + b"nonsense\n" + unusable + b"\n")
     outcome = shell("build", "x")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert [(line["rollout_id"], line["reasons"]) for line in outcome.lines] == [
         ("a", ["capture_incomplete"]),  # nobody completed it, and the line may have been a call of it
         ("b", ["capture_incomplete", "invalid_entry"]),

@@ -157,7 +157,7 @@ def test_a_report_says_how_far_results_are_behind(shell: Shell) -> None:
 def test_a_report_of_files(worked: Shell) -> None:
     (worked.folder / "results.jsonl").write_bytes(worked.ok("results").out + b'{"no":"result"}\n')
     outcome = worked("report", "--file", "results.jsonl")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "results.jsonl:3" in outcome.err
     assert orjson.loads(outcome.out)["results"] == 2
 

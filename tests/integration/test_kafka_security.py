@@ -10,7 +10,7 @@ import pytest
 from aiokafka.protocol.admin import CreateAclsRequest
 from pydantic import SecretStr
 
-from freezepoint.errors import BrokerError, ConfigurationError, PublishError
+from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PublishError
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.events import complete, entry
@@ -82,6 +82,16 @@ async def test_an_untrusted_certificate_is_told_from_a_dead_broker(
         secured.by_tls, TopicNames(unique_prefix), alice(security_protocol="SASL_SSL")
     ) as made:
         with pytest.raises(ConfigurationError, match=r"CERTIFICATE_VERIFY_FAILED.*kafka\.ssl_ca_file"):
+            await made.producer()
+
+
+@pytest.mark.parametrize("way", ["by_password", "by_tls"])
+async def test_a_port_that_wants_tls_or_a_password_is_told_from_a_dead_broker(
+    secured: SecuredKafka, way: str, unique_prefix: str
+) -> None:
+    settings = SETTINGS.model_copy(update={"request_timeout_ms": 3_000})
+    async with KafkaTransport(getattr(secured, way), TopicNames(unique_prefix), settings) as made:
+        with pytest.raises(BrokerUnavailableError, match=r"not as PLAINTEXT goes.*kafka\.security_protocol"):
             await made.producer()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from freezepoint.captured import CaptureSnapshot
 from freezepoint.consumer import (
@@ -278,3 +279,26 @@ def test_a_snapshots_entries_are_plain(tmp_path: Path) -> None:
     assert type(item.generation_token_ids[0]) is int
     assert item.model_copy(update={"prompt_token_ids": [9]}).prompt_token_ids == [9]
     assert item.model_dump()["routed_experts"] == [[[1]], [[2]]]
+
+
+def test_what_is_expected_is_one_line_in_the_log(tmp_path: Path) -> None:
+    """And what is not has its traceback."""
+    store = TokenStore(tmp_path)
+    for call in (FIRST, SECOND):
+        store.put_now(call)
+    path = tmp_path / "r.tokens.jsonl"
+    path.write_bytes(b"damaged" + path.read_bytes())
+    with capture_logs() as logs:
+        trajectories_for_rollout("r", [tmp_path])
+        trajectories_for_rollout("no/id", [tmp_path])
+        trajectories_for_rollout("r", [path])
+    assert [line["event"] for line in logs] == ["capture_unreadable"] * 3
+    assert all(line["exc_info"] is None and "\n" not in line["error"] for line in logs)
+    assert logs[0]["error"].startswith("DamagedCaptureError: ")
+
+
+async def test_a_bug_of_a_source_is_logged_whole() -> None:
+    bug = ZeroDivisionError("a bug")
+    with capture_logs() as logs:
+        await trajectories_from_source("r", Source(bug))
+    assert [line["exc_info"] for line in logs] == [bug]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -142,10 +143,11 @@ def test_without_a_folder_nothing_is_kept() -> None:
     memory.close()
 
 
-def test_a_folder_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    settings = WorkerSettings(evidence_dir=tmp_path / "file" / "evidence")
+def test_a_folder_that_cannot_be_written_any_more_fails_nothing(tmp_path: Path) -> None:
+    settings = WorkerSettings(evidence_dir=tmp_path / "evidence")
     keeper = EvidenceKeeper.of(settings)
+    shutil.rmtree(tmp_path / "evidence")
+    (tmp_path / "evidence").write_text("in the way")
     with capture_logs() as logs:
         built = build(frozen(calls(FORK)), settings, evidence=keeper)
         assert keeper is not None

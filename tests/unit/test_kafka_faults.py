@@ -13,7 +13,7 @@ from freezepoint.errors import (
     PublishError,
 )
 from freezepoint.transport.kafka.cluster import counts_in
-from freezepoint.transport.kafka.faults import translate, translate_publish
+from freezepoint.transport.kafka.faults import one_line, translate, translate_publish
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,16 @@ def test_only_a_broker_that_knows_its_cluster_tells_what_is_missing() -> None:
     assert counts_in(answer([BROKER], there=unready)) is None
     with pytest.raises(kafka.TopicAuthorizationFailedError):
         counts_in(answer([BROKER], hidden=kafka.TopicAuthorizationFailedError.errno))
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (kafka.KafkaConnectionError("no\nway"), "KafkaConnectionError: no way"),
+        (kafka.KafkaConnectionError(), "KafkaConnectionError"),
+        (OSError("gone"), "OSError: gone"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_the_kind_of_an_error_is_said_once(error: Exception, line: str) -> None:
+    assert one_line(error) == line

@@ -117,6 +117,9 @@ def test_starts() -> None:
     "wrong",
     [
         {"broker": "redis://x"},
+        {"broker": "kafka://h:99999"},
+        {"topic_prefix": "a/b"},
+        {"group": ""},
         {"start": "newest"},
         {"start": -1},
         {"start": datetime(2030, 1, 1)},  # noqa: DTZ001 - that is what is wrong with it

@@ -120,3 +120,30 @@ def test_a_newer_result_or_ledger_is_refused() -> None:
             decode(b'{"schema_version": 2}')
         with pytest.raises(DecodeError):
             decode(b"[]")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt_token_id": [1]}, "prompt_token_ids is missing (there is 'prompt_token_id')"),
+        ({"promptTokenIds": [1], "prompt_ids": [2]}, "is missing (there is 'promptTokenIds', 'prompt_ids')"),
+        ({"generation_token_ids": [1]}, "neither an event nor a token entry: prompt_token_ids is missing"),
+        ({"event": None, "prompt_token_ids": [1]}, "unknown event None; there are token_entry, call_intent,"),
+        ({"event": "rollout_completed"}, "unknown event 'rollout_completed'; there are token_entry,"),
+        ({"prompt_token_ids": [1], "generation_tokens": [2]}, "generation_token_ids: Field required"),
+    ],
+)
+def test_what_is_spelt_otherwise_is_told_by_name(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        codec.decode_event("r", orjson.dumps({"model_call_id": "c", **body}))
+    assert message in str(caught.value)
+
+
+def test_what_is_taken_as_it_comes() -> None:
+    """As docs/schemas.md says."""
+    fields = {"model_call_id": "c", "prompt_token_ids": [1], "generation_token_ids": [2]}
+    numbers = f'"output_items":[{{"whole":{2**64 - 1},"beyond":{2**64}}}],"generation_log_probs":[0.5]'
+    decoded = codec.decode_event("r", orjson.dumps(fields)[:-1] + f",{numbers}}}".encode())
+    assert isinstance(decoded, TokenEntry)
+    assert decoded.generation_log_probs.tolist() == [0.5]
+    assert [type(number).__name__ for number in decoded.output_items[0].values()] == ["int", "float"]

@@ -18,7 +18,7 @@ from freezepoint.captured import CaptureSnapshot, entry_fields, token_entry
 from freezepoint.core.build import build_result
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.projection import response_form
-from freezepoint.errors import ConfigurationError
+from freezepoint.errors import ConfigurationError, FreezepointError
 from freezepoint.store import TokenStore
 from freezepoint_schemas.events import RolloutComplete
 from freezepoint_schemas.reasons import Reason
@@ -132,8 +132,9 @@ def _log_of(rollout_id: str, snapshot: FrozenCapture, choices: Mapping[str, Any]
 
 def _unreadable(rollout_id: str, builder: str, error: Exception) -> dict[str, Any]:
     """The masked form of a rollout that could not be frozen or read."""
-    sentence = f"{type(error).__name__}: {error}".partition("\n")[0][:_ERROR_LENGTH_MAX]
-    log.warning("capture_unreadable", rollout_id=rollout_id, error=sentence)
+    sentence = f"{type(error).__name__}: {error}".partition("\n")[0]
+    bug = None if isinstance(error, (FreezepointError, OSError)) else error
+    log.warning("capture_unreadable", rollout_id=rollout_id, error=sentence[:_ERROR_LENGTH_MAX], exc_info=bug)
     return {
         "rollout_id": rollout_id,
         "builder": builder,

@@ -7,10 +7,12 @@ with is dropped, and every error is a line in the log.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import re
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -81,6 +83,10 @@ def log_events(frozen: FrozenLog) -> Iterator[InputEvent]:
         yield frozen.closing
 
 
+_MISCONFIGURED = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS}
+"""What waiting does not mend, unlike a full disk or a server that is away."""
+
+
 class NotKeptError(Exception):
     """A log is not kept, and nothing has failed: the message says why."""
 
@@ -95,12 +101,13 @@ class EvidenceFolder:
     age_s_max: float
 
     def claim(self) -> None:
-        """Mark a new or empty folder as one for evidence.
+        """Mark a new or empty folder as one for evidence. Its parent has to be there: what is missing above it is most likely a
+        typo.
 
         :raises ConfigurationError: other files are in it, which would be taken for evidence and deleted in time.
         :raises OSError: it cannot be made, or written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         marker = self.folder / MARKER
         if marker.exists():
             return
@@ -192,7 +199,7 @@ class EvidenceKeeper:
     def of(cls, settings: WorkerSettings) -> Self | None:
         """None where no folder is set.
 
-        :raises ConfigurationError: the folder has other files in it.
+        :raises ConfigurationError: the folder has other files in it, or can never be written as things are.
         """
         if settings.evidence_dir is None:
             return None
@@ -201,7 +208,16 @@ class EvidenceKeeper:
         )
         try:
             folder.claim()
-        except OSError as error:  # it may come back: each log tries again
+            with tempfile.TemporaryFile(
+                dir=folder.folder
+            ):  # it may have been claimed when it was writable still
+                pass
+        except OSError as error:
+            if error.errno in _MISCONFIGURED:
+                raise ConfigurationError(
+                    f"cannot keep evidence in {folder.folder}: {error.strerror}; set worker.evidence_dir"
+                ) from None
+            # It may come back: each log tries again.
             log.warning("evidence_folder_unusable", folder=str(folder.folder), error=str(error))
         return cls(folder)
 

@@ -67,10 +67,16 @@ class MemoryBudget:
     def of(cls, settings: WorkerSettings) -> Self:
         """:raises ConfigurationError: a folder is not fit for its use."""
         evidence = EvidenceKeeper.of(settings)
+        try:
+            spool = Spool(settings.spool_folder)
+        except BaseException:
+            if evidence is not None:
+                evidence.close()
+            raise
         return cls(
             settings.memory_bytes_max,
             settings.spool_bytes_max,
-            Spool(settings.spool_folder),
+            spool,
             settings.pending_bytes_max,
             evidence=evidence,
         )

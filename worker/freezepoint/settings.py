@@ -72,7 +72,7 @@ class WorkerSettings(_Section):
     ``masked_fraction_max``: of ``masked_fraction_window`` results; more masked ones raise an alarm in the log.
     """
 
-    group: str = "freezepoint"
+    group: Annotated[str, Field(min_length=1)] = "freezepoint"
     builder: str = "prefix_merging"
     delivery: str = "single_response"
     poll_timeout_ms: Annotated[int, Field(ge=1)] = 200

@@ -40,13 +40,14 @@ class _Segment:
 class Spool:
     """Entries on disk. Thread-safe: builds read from their own threads.
 
-    :raises ConfigurationError: the folder cannot be written.
+    :raises ConfigurationError: the folder cannot be written. Its parent has to be there: what is missing above it is most likely
+        a typo.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         parent = folder or Path(tempfile.gettempdir())
         try:
-            parent.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(exist_ok=True)
             sweep(parent)
             self._folder, self._lock_file = _new_folder(parent)
         except OSError as error:

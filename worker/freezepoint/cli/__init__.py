@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from freezepoint.cli.loading import INTERRUPTED, loading
+from freezepoint.cli.start import INTERRUPTED, loading
 
 
 def main() -> None:

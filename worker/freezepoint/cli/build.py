@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freezepoint.cli.common import FAILED, error_line, load_settings, warning_line, write_line
+from freezepoint.cli.common import WRONG_INPUT, error_line, load_settings, warning_line, write_line
 from freezepoint.cli.progress import file_progress
 from freezepoint.lines import LineError, sources
 from freezepoint.offline import OfflineBuilder, expanded
@@ -36,7 +36,10 @@ def build(
     ] = (Projection.TRACE),
     packed: Annotated[bool, typer.Option("--packed", help="Arrays of a trace as base64.")] = False,
 ) -> None:
-    """Build results from files: each rollout freezes at its complete event or at the end of input."""
+    """Build results from files: each rollout freezes at its complete event or at the end of input.
+
+    Lines that name no rollout are reported and skipped, and the exit code is then 2; what the other lines gave is written all the same.
+    """
     settings = load_settings(worker={"builder": builder, "delivery": delivery})
     offline = OfflineBuilder(settings.worker, model, warning_line)
 
@@ -50,4 +53,4 @@ def build(
         for result in offline.results(files, on_bad, on_position):
             write_line(line_of(result, projection, packed=packed))
     if offline.unusable:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(WRONG_INPUT)

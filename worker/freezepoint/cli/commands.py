@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from freezepoint import __version__
-from freezepoint.cli.common import PIPE_CLOSED, PipeClosedError, error_line, exit_code_of, note
-from freezepoint.cli.loading import INTERRUPTED, loading
+from freezepoint.cli.common import PIPE_CLOSED, PipeClosedError, error_line, exit_code_of, note, to_stdout
+from freezepoint.cli.start import INTERRUPTED, loading
 
 COMMANDS = {
     "demo": (
@@ -132,17 +132,21 @@ def run_command() -> int:
     """Run what the command line names; the exit code."""
     try:
         code = app(prog_name="freezepoint", standalone_mode=False) or 0
-        sys.stdout.flush()
+        with to_stdout():
+            sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except (PipeClosedError, BrokenPipeError):
-        code = _pipe_closed()
+        _drop_stdout()
+        code = PIPE_CLOSED
     except typer.Abort:
         code = INTERRUPTED
     except _ClickException as error:
         code = _wrong_usage(error)
     except Exception as error:  # noqa: BLE001 - a bug is told from the rest there, and raised again
         code = exit_code_of(error)
+        if isinstance(error, OSError):
+            _drop_stdout()
     return code
 
 
@@ -155,7 +159,6 @@ def _wrong_usage(error: typer.BadParameter) -> int:
     return error.exit_code
 
 
-def _pipe_closed() -> int:
-    """Nobody reads any more: nothing to report. What is still buffered must not fail again at the exit."""
+def _drop_stdout() -> None:
+    """It takes nothing more, which has been told if it is worth telling. What is still buffered must not fail again at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED

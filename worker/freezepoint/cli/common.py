@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TypeVar
 
 import typer
 
-from freezepoint.cli.loading import loading, quiet_logs
+from freezepoint.cli.start import loading, quiet_logs
 from freezepoint.errors import ConfigurationError, FreezepointError, InputError
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def load_settings(
         from freezepoint.settings import load
     settings = load(broker=broker, topic_prefix=topic_prefix)
     chosen = settings.worker.model_copy(update=_given(worker or {}))
+    if not chosen.group:
+        raise ConfigurationError("--group is empty: name a consumer group")
     _require_known("builder", chosen.builder, BUILDERS)
     _require_known("delivery", chosen.delivery, DELIVERY_NAMES)
     return settings.model_copy(update={"worker": chosen})
@@ -117,12 +120,31 @@ class PipeClosedError(Exception):
 
 
 @contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Errors of writing are told with what could not be written; by themselves they only say why."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or isinstance(error, BrokenPipeError):
+            raise
+        raise OSError(error.errno, error.strerror, what) from None
+
+
+@contextmanager
 def to_stdout() -> Iterator[BinaryIO]:
     """Where data goes. :raises PipeClosedError: nobody reads it any more."""
     try:
-        yield sys.stdout.buffer
+        with naming("stdout"):
+            yield sys.stdout.buffer
     except BrokenPipeError:
         raise PipeClosedError from None
+
+
+def require_files(names: Iterable[str]) -> None:
+    """:raises InputError: one of them is a directory."""
+    for name in names:
+        if Path(name).is_dir():
+            raise InputError(f"{name} is a directory; name its files, such as {Path(name) / '*.jsonl'}")
 
 
 def write_line(line: bytes, *, flush: bool = False) -> None:

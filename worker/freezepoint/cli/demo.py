@@ -11,7 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from freezepoint.cli.common import FAILED, Broker, TopicPrefix, error_line, load_settings, note, run_async
+from freezepoint.cli.common import (
+    FAILED,
+    Broker,
+    TopicPrefix,
+    error_line,
+    load_settings,
+    note,
+    run_async,
+    to_stdout,
+)
 from freezepoint.cli.progress import text_progress
 from freezepoint.demo import DemoReport, apart, demo_profiles, embedded, run_demo
 from freezepoint_schemas.results import Result
@@ -53,7 +62,8 @@ def demo(
                 say(f"{len(results)} of {rollouts} results")
 
         report = run_async(run_demo(settings, demo_profiles(rollouts, agents, seed), on_result=on_result))
-    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(_table(report))
+    with to_stdout():
+        Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(_table(report))
     _conclude(report, time.monotonic() - began)
 
 
@@ -83,12 +93,13 @@ def _conclude(report: DemoReport, seconds: float) -> None:
         if not result.mask_sample
     )
     verdict = "as they should be" if not report.differences else "NOT as they should be"
-    Console().print(
-        f"{len(report.results)} rollouts, one result each: {len(report.results) - masked} to train on with "
-        f"{delivered} generated tokens, {masked} masked; all {verdict}, in {seconds:.1f} s",
-        highlight=False,
-        soft_wrap=True,
-    )
+    with to_stdout():
+        Console().print(
+            f"{len(report.results)} rollouts, one result each: {len(report.results) - masked} to train on with "
+            f"{delivered} generated tokens, {masked} masked; all {verdict}, in {seconds:.1f} s",
+            highlight=False,
+            soft_wrap=True,
+        )
     for difference in report.differences:
         error_line(difference)
     if report.differences:

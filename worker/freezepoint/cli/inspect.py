@@ -12,11 +12,14 @@ import typer
 
 from freezepoint.cli.common import (
     FAILED,
+    WRONG_INPUT,
     Broker,
     TopicPrefix,
     error_line,
     load_settings,
+    naming,
     note,
+    require_files,
     run_async,
     write_line,
 )
@@ -89,7 +92,8 @@ def inspect(
         raise InputError(f"nothing of rollout {rollout_id} is there")
     explanation = explain(found, settings.worker)
     if html is not None:
-        html.write_text(as_page(found.log, explanation), "utf-8")
+        with naming(str(html)):
+            html.write_text(as_page(found.log, explanation), "utf-8")
         note(f"wrote {html}")
     _print(explanation, json=json)
 
@@ -142,6 +146,8 @@ def report(
     failures = list(_failures(counted, max_mask_fraction, min_samples))
     for failure in failures:
         error_line(failure)
+    if bad and file:
+        raise typer.Exit(WRONG_INPUT)
     if failures or bad:
         raise typer.Exit(FAILED)
 
@@ -159,6 +165,7 @@ def _failures(counted: Report, max_mask_fraction: float | None, min_samples: int
 def _count_files(names: list[str], counted: Report) -> int:
     """Returns how many lines were no results."""
     bad = 0
+    require_files(names)
     with sources(names) as files:
         for source in files:
             for line in source.lines():
@@ -178,7 +185,7 @@ async def _count_broker(settings: Settings, counted: Report) -> int:
         bad.append(error)
         error_line(str(error))
 
-    async with connect(settings) as transport:
+    async with connect(settings, only_reading=True) as transport:
         reader = await transport.reader(Topic.TRAJECTORIES)
         try:
             async with aclosing(ResultReader(reader, on_bad).results()) as found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -20,18 +20,22 @@ from freezepoint.cli.common import (
     TopicPrefix,
     error_line,
     load_settings,
+    naming,
     note,
+    require_files,
     run_async,
     to_stdout,
     wrong_option,
 )
 from freezepoint.cli.progress import file_progress
+from freezepoint.core.records import OutputRecord
 from freezepoint.errors import InputError
 from freezepoint.lines import STDIN, LineError, Source, sources
 from freezepoint.publishing import BatchPublisher, Published, publish_files, publish_simulated
 from freezepoint.settings import Settings
 from freezepoint.simulate import Profile, Truth, simulate
 from freezepoint.transport.connect import connect
+from freezepoint.transport.ports import Position, Producer, Transport
 from freezepoint_schemas import codec
 
 _DEFAULT = Profile()
@@ -139,8 +143,17 @@ def _truth_file(path: Path | None) -> Iterator[Callable[[Truth], None] | None]:
     if path is None:
         yield None
         return
-    with path.open("wb") as file:
-        yield lambda truth: cast("None", file.write(orjson.dumps(truth) + b"\n"))
+    file = path.open("wb")
+
+    def write(truth: Truth) -> None:
+        with naming(str(path)):
+            file.write(orjson.dumps(truth) + b"\n")
+
+    try:
+        yield write
+    finally:
+        with naming(str(path)):
+            file.close()
 
 
 async def _simulate(
@@ -165,7 +178,7 @@ async def _simulate(
 
 
 def _write(profile: Profile, out: str, *, packed: bool, on_truth: Callable[[Truth], None] | None) -> None:
-    with ExitStack() as stack:
+    with naming("stdout" if out == STDIN else out), ExitStack() as stack:
         file = _output(out, stack)
         for item in simulate(profile):
             file.write(codec.encode_event(item.event, packed=packed) + b"\n")
@@ -186,6 +199,7 @@ def _output(out: str, stack: ExitStack) -> BinaryIO:
 
 def publish_lines(settings: Settings, files: list[str], *, complete: bool, keep_going: bool) -> int:
     """See the command ``publish``. How many lines were skipped."""
+    require_files(files)
     began = time.monotonic()
     with sources(files, again=complete) as opened:
         published = run_async(_publish(settings, opened, complete=complete, keep_going=keep_going))
@@ -198,7 +212,7 @@ async def _publish(settings: Settings, files: list[Source], *, complete: bool, k
         error_line(str(error))
 
     async with connect(settings) as transport:
-        producer = await transport.producer()
+        producer = _WhenNeeded(transport)
         try:
             with file_progress(files, "publishing") as on_position:
                 async with BatchPublisher(producer) as publisher:
@@ -211,6 +225,23 @@ async def _publish(settings: Settings, files: list[Source], *, complete: bool, k
                     )
         finally:
             await producer.close()
+
+
+class _WhenNeeded:
+    """A producer that is made when there is something to send: input that is refused leaves nothing behind."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._made: Producer | None = None
+
+    async def send(self, records: Sequence[OutputRecord]) -> Sequence[Position]:
+        if self._made is None:
+            self._made = await self._transport.producer()
+        return await self._made.send(records)
+
+    async def close(self) -> None:
+        if self._made is not None:
+            await self._made.close()
 
 
 def _summary(published: Published, seconds: float) -> None:

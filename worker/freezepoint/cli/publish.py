@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from freezepoint.cli.common import WRONG_INPUT, Broker, TopicPrefix, load_settings
-from freezepoint.cli.loading import loading
+from freezepoint.cli.start import loading
 
 
 def register(app: typer.Typer) -> None:

@@ -27,7 +27,7 @@ from freezepoint.replay import Filters, Selection, put_back, rebuild, results_el
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
-from freezepoint_schemas.topics import is_rollout_id
+from freezepoint_schemas.topics import Topic, is_rollout_id
 
 
 def register(app: typer.Typer) -> None:
@@ -125,7 +125,7 @@ async def _rebuild(
         target = None
         if to_prefix is not None:
             target = await stack.enter_async_context(results_elsewhere(settings, to_prefix))
-        broker = await stack.enter_async_context(connect(settings))
+        broker = await stack.enter_async_context(connect(settings, only_reading=True))
         found = await stack.enter_async_context(aclosing(rebuild(broker, settings, selection)))
         async for rebuilt in found:
             result = rebuilt.result
@@ -153,6 +153,8 @@ async def _rebuild(
 
 async def _put_back(settings: Settings, filters: Filters, *, dry_run: bool) -> None:
     counts: Counter[bool] = Counter()
+    async with connect(settings, only_reading=True) as there:
+        await there.extents(Topic.DEAD_LETTERS)
     async with connect(settings) as broker, aclosing(put_back(broker, filters, dry_run=dry_run)) as fates:
         async for fate in fates:
             counts[fate.why is None] += 1

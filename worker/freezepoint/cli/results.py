@@ -59,7 +59,7 @@ async def _write(
         bad.append(error)
         error_line(str(error))
 
-    async with connect(settings) as transport:
+    async with connect(settings, only_reading=True) as transport:
         reader = await transport.reader(Topic.TRAJECTORIES)
         try:
             async with aclosing(ResultReader(reader, on_bad).results(follow=follow)) as found:

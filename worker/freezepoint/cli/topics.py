@@ -48,7 +48,7 @@ def check(partitions: Partitions = None, broker: Broker = None, topic_prefix: To
 
 
 async def _findings(settings: Settings, partitions: int | None, *, change: bool) -> list[TopicFinding]:
-    async with connect(settings) as transport:
+    async with connect(settings, only_reading=not change) as transport:
         admin = transport.admin()
         if partitions is None:
             try:

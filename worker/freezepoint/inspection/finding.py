@@ -54,7 +54,7 @@ async def find_in_broker(settings: Settings, rollout_id: str, number: int | None
     :raises BrokerError: the broker failed.
     :raises MissingTopicError: there are no topics.
     """
-    async with connect(settings) as transport:
+    async with connect(settings, only_reading=True) as transport:
         count = await transport.admin().partitions(Topic.TOKENS)
         retention = await transport.admin().retention(Topic.TOKENS)
         partition = partition_for(rollout_id.encode("ascii"), count)

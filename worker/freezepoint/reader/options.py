@@ -72,6 +72,13 @@ def run_prefix(run: str | None) -> str:
     return f"{run}."
 
 
+def checked_group(group: str) -> str:
+    """:raises ConfigurationError: it is empty."""
+    if not group:
+        raise ConfigurationError("group is empty: name a consumer group")
+    return group
+
+
 def checked_delivery(delivery: str | None) -> DeliveryName | None:
     """:raises ConfigurationError: there is no such delivery."""
     for name in get_args(DeliveryName):

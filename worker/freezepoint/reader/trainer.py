@@ -14,6 +14,7 @@ from freezepoint.reader.options import (
     ReadOptions,
     Start,
     checked_delivery,
+    checked_group,
     run_prefix,
     staleness_rule,
     start_at,
@@ -89,7 +90,7 @@ class TrajectoryReader:
         given = {"broker": broker, "topic_prefix": topic_prefix}
         chosen = base.model_copy(update={name: value for name, value in given.items() if value is not None})
         options = ReadOptions(
-            group=base.reader.group if group is None else group,
+            group=checked_group(base.reader.group if group is None else group),
             start=start_at(start, ignore_stored=ignore_stored),
             prefix=run_prefix(run),
             yield_masked=yield_masked,

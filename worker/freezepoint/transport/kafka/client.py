@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Coroutine
@@ -14,7 +15,7 @@ from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaConnectionError, ProducerClosed
 
-from freezepoint.errors import ConfigurationError
+from freezepoint.errors import BrokerUnavailableError, ConfigurationError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, one_line, translate
 
@@ -36,6 +37,7 @@ CLOSE_GRACE_S = 5.0
 SILENT_GRACE_S = 0.3
 """The same when the broker is known not to answer."""
 SEVER_GRACE_S = 1.0
+PROBE_S = 2.0
 
 
 def connection_arguments(bootstrap: str, settings: KafkaSettings) -> dict[str, Any]:
@@ -172,8 +174,10 @@ class Clients:
         except CLIENT_ERRORS as error:
             self.silent = True
             self.dispose(client)
-            refused = await self._refusal() if isinstance(error, KafkaConnectionError) else None
-            raise refused or translate(error, f"{doing} at {self.bootstrap}") from error
+            where = f"{doing} at {self.bootstrap}"
+            if isinstance(error, KafkaConnectionError):
+                raise await self._refusal() or await self._unreached(where) from error
+            raise translate(error, where) from error
         except BaseException:
             self.dispose(client)
             raise
@@ -196,6 +200,30 @@ class Clients:
             return refused if isinstance(refused, ConfigurationError) else None
         await connection.close()
         return None
+
+    async def _unreached(self, doing: str) -> BrokerUnavailableError:
+        """The client's own message lists addresses as Python objects, and does not tell silence from another protocol."""
+        if not await self._port_answers():
+            return BrokerUnavailableError(
+                f"no answer from the broker while {doing}: nothing listens there, or nobody knows that name"
+            )
+        spoken = self.settings.security_protocol
+        return BrokerUnavailableError(
+            f"no answer from the broker while {doing}: the port answers, but not as {spoken} goes; if it wants TLS or a password, "
+            "set kafka.security_protocol, kafka.sasl_mechanism and what belongs to them"
+        )
+
+    async def _port_answers(self) -> bool:
+        host, port, _ = next(iter(collect_hosts(self.connection["bootstrap_servers"])))
+        try:
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
 
     async def close(self, client: Any) -> None:
         """Close a client; one that is stuck is cut off after a grace. Cancelling this does not leave it open."""

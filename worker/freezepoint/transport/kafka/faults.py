@@ -87,8 +87,10 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    text = _text(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """Its kind and what it says; aiokafka's errors say their kind themselves."""
+    kind = type(error).__name__
+    text = _text(error).removeprefix(kind).removeprefix(": ")
+    return f"{kind}: {text}" if text else kind
 
 
 def _text(error: BaseException) -> str:

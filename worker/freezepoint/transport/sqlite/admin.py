@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from freezepoint.transport.ports import Retention, TopicFinding
 from freezepoint.transport.sqlite import log
@@ -14,11 +15,12 @@ _APPLY = "freezepoint topics apply"
 
 
 class SqliteAdmin:
-    """Works on the file's topics; a file without any counts as in order, since its first use creates them."""
+    """Works on the file's topics; a file without any, or none, counts as in order, since its first use creates them."""
 
     def __init__(
-        self, writer: WriteConnection, reads: ReadConnection, names: TopicNames, partitions: int
+        self, path: Path, writer: WriteConnection, reads: ReadConnection, names: TopicNames, partitions: int
     ) -> None:
+        self._path = path
         self._writer = writer
         self._reads = reads
         self._names = names
@@ -28,6 +30,8 @@ class SqliteAdmin:
         return await self._writer.run(lambda connection: [_apply(connection, spec) for spec in specs])
 
     async def check(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
+        if not self._path.exists():
+            return _not_yet(specs, self._partitions)
         return await self._reads.run(lambda connection: _check_all(connection, specs, self._partitions))
 
     async def partitions(self, topic: Topic) -> int:
@@ -36,6 +40,8 @@ class SqliteAdmin:
                 return self._partitions
             return log.require_topic(connection, self._names[topic]).partitions
 
+        if not self._path.exists():
+            return self._partitions
         return await self._reads.run(count)
 
     async def identity(self, topic: Topic) -> str | None:  # noqa: ARG002 - the port's
@@ -45,17 +51,18 @@ class SqliteAdmin:
     async def retention(self, topic: Topic) -> Retention:
         """Size limits nothing here."""
 
-        def find(connection: sqlite3.Connection) -> Retention:
+        def find(connection: sqlite3.Connection) -> Mapping[str, str]:
             if not log.has_topics(connection):
-                config = {spec.topic: spec.config for spec in topic_specs(self._names, self._partitions)}[
-                    topic
-                ]
-            else:
-                config = log.require_topic(connection, self._names[topic]).config
-            retention_ms = int(config.get("retention.ms", "-1"))
-            return Retention(retention_ms if retention_ms >= 0 else None)
+                return self._default_config(topic)
+            return log.require_topic(connection, self._names[topic]).config
 
-        return await self._reads.run(find)
+        there = self._path.exists()
+        config = await self._reads.run(find) if there else self._default_config(topic)
+        retention_ms = int(config.get("retention.ms", "-1"))
+        return Retention(retention_ms if retention_ms >= 0 else None)
+
+    def _default_config(self, topic: Topic) -> Mapping[str, str]:
+        return {spec.topic: spec.config for spec in topic_specs(self._names, self._partitions)}[topic]
 
 
 def _apply(connection: sqlite3.Connection, spec: TopicSpec) -> TopicFinding:
@@ -77,6 +84,10 @@ def _check_all(
 ) -> list[TopicFinding]:
     if log.has_topics(connection):
         return [_check(connection, spec) for spec in specs]
+    return _not_yet(specs, partitions)
+
+
+def _not_yet(specs: Sequence[TopicSpec], partitions: int) -> list[TopicFinding]:
     message = f"not there yet; the first use creates it with {partitions} partitions (others: {_APPLY} --partitions N)"
     return [TopicFinding(spec.name, ok=True, message=message) for spec in specs]
 

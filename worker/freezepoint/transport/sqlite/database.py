@@ -94,6 +94,73 @@ def open_database(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
         raise ConfigurationError(f"{path} is no freezepoint database ({error}); name another file") from error
 
 
+def open_for_reading(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
+    """A connection to a file that is there, which stays as it is; also where this user may not write.
+
+    :raises ConfigurationError: the file is not there, not ours, or cannot be read as it lies there.
+    """
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path} does not exist, and reading creates nothing; name a file that was written with --broker or "
+            "FREEZEPOINT_BROKER"
+        )
+    if not os.access(path, os.R_OK):
+        raise ConfigurationError(f"{path} must be readable by this user")
+    try:
+        return patiently(lambda: _connect_reading(path, settings), settings.busy_timeout_ms)
+    except sqlite3.DatabaseError as error:
+        if is_busy(error):
+            raise
+        raise ConfigurationError(f"{path} cannot be read ({error}); name another file") from error
+
+
+def _connect_reading(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
+    """Where writing is possible the connection shares the log with the writers; where not, it shares a log that is there, and
+    without one the file is all there is."""
+    if _is_writable(path):
+        ways = ["mode=rw"]
+    elif _wal_bytes(path):
+        ways = ["mode=ro"]
+    else:
+        ways = ["mode=ro", "mode=ro&immutable=1"]
+    for way in ways:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?{way}",
+            uri=True,
+            timeout=settings.busy_timeout_ms / 1000,
+            isolation_level=None,
+        )
+        try:
+            with snapshot(connection):
+                if _is_new(connection, path):
+                    raise ConfigurationError(f"{path} is empty: nothing was written to it yet")
+            connection.execute("PRAGMA wal_autocheckpoint=0")
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if is_busy(error):
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise ConfigurationError(
+        f"{path} has a write-ahead log that was never moved into it, and this user may not write there: copy "
+        f"{path.name} and {path.name}-wal to a folder of your own and read them there"
+    )
+
+
+def _wal_bytes(path: Path) -> int:
+    try:
+        return path.with_name(f"{path.name}-wal").stat().st_size
+    except OSError:
+        return 0
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path.parent, os.W_OK | os.X_OK) and os.access(path, os.R_OK | os.W_OK)
+
+
 def _check_path(path: Path) -> None:
     if path.name == ":memory:":
         raise ConfigurationError("sqlite:///:memory: cannot be shared by processes; name a file")
@@ -103,9 +170,7 @@ def _check_path(path: Path) -> None:
         raise ConfigurationError(
             f"{path} is a directory; name a file in it, as in sqlite:///{path}/freezepoint.db"
         )
-    if not os.access(path.parent, os.W_OK | os.X_OK) or (
-        path.exists() and not os.access(path, os.R_OK | os.W_OK)
-    ):
+    if not (_is_writable(path) if path.exists() else os.access(path.parent, os.W_OK | os.X_OK)):
         raise ConfigurationError(f"{path} and its directory must be writable by this user")
 
 
@@ -194,16 +259,17 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 class _OnThread:
     """A connection opened, used and closed on one thread."""
 
-    def __init__(self, path: Path, settings: SqliteSettings) -> None:
+    def __init__(self, path: Path, settings: SqliteSettings, *, only_reading: bool = False) -> None:
         self._path = path
         self._settings = settings
+        self._open = open_for_reading if only_reading else open_database
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=type(self).__name__)
         self._connection: sqlite3.Connection | None = None
         self._closed = False
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = open_database(self._path, self._settings)
+            self._connection = self._open(self._path, self._settings)
         return self._connection
 
     def _check_open(self) -> None:
@@ -338,4 +404,12 @@ def _attempt(connection: sqlite3.Connection, job: Job[Any]) -> Any:
     return result
 
 
-__all__ = ["Job", "ReadConnection", "WriteConnection", "open_database", "snapshot", "writing"]
+__all__ = [
+    "Job",
+    "ReadConnection",
+    "WriteConnection",
+    "open_database",
+    "open_for_reading",
+    "snapshot",
+    "writing",
+]

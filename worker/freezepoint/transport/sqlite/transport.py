@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
+from freezepoint.errors import BrokerError
 from freezepoint.settings import SqliteSettings
 from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, StartAt
 from freezepoint.transport.sqlite import group, log
@@ -31,14 +32,19 @@ class SqliteTransport:
     commit is synced (``settings.synchronous`` FULL) before it is answered. Writers exclude each other for
     milliseconds; a process that is stopped (not killed) within them holds the others up until it goes on or ends, and
     after ``settings.busy_timeout_ms`` they report it.
+
+    ``only_reading``: the file has to be there and nothing of it is changed, so that it may lie where this user cannot write.
     """
 
-    def __init__(self, path: Path, names: TopicNames, settings: SqliteSettings) -> None:
+    def __init__(
+        self, path: Path, names: TopicNames, settings: SqliteSettings, *, only_reading: bool = False
+    ) -> None:
         self.names = names
         self._path = path
         self._settings = settings
         self._writer = WriteConnection(path, settings)
-        self._lookups = ReadConnection(path, settings)
+        self._only_reading = only_reading
+        self._lookups = self._reads()
         self._members: list[SqliteMember] = []
         self._subscriptions: list[SqliteSubscription] = []
         self._readers: list[SqliteReader] = []
@@ -74,17 +80,16 @@ class SqliteTransport:
             return group_id
 
         group_id = await self._writer.run(join)
-        reads = ReadConnection(self._path, self._settings)
-        return Membership(self._writer, reads, self._settings, group_id, member_id)
+        return Membership(self._writer, self._reads(), self._settings, group_id, member_id)
 
     async def reader(
         self, topic: Topic, *, partitions: Sequence[int] | None = None, start: Mapping[int, int] | None = None
     ) -> SqliteReader:
-        await self._first_use()
+        await self._before_reading()
         cursors = await self._lookups.run(
             lambda connection: self._cursors(connection, topic, partitions, start or {})
         )
-        reader = SqliteReader(ReadConnection(self._path, self._settings), cursors, self._settings)
+        reader = SqliteReader(self._reads(), cursors, self._settings)
         self._readers = [*(known for known in self._readers if not known.closed), reader]
         return reader
 
@@ -101,7 +106,7 @@ class SqliteTransport:
         return [log.Cursor(stream.id, stream.partition, start.get(stream.partition, 0)) for stream in streams]
 
     def admin(self) -> SqliteAdmin:
-        return SqliteAdmin(self._writer, self._lookups, self.names, self._settings.partitions)
+        return SqliteAdmin(self._path, self._writer, self._lookups, self.names, self._settings.partitions)
 
     async def examine(self, group: str) -> Examined:
         return await examine(self._path, self._lookups, self.names, self._settings, group)
@@ -111,7 +116,7 @@ class SqliteTransport:
         return 0.0, 0.0
 
     async def extents(self, topic: Topic) -> dict[int, Extent]:
-        await self._first_use()
+        await self._before_reading()
 
         def look(connection: sqlite3.Connection) -> dict[int, Extent]:
             row = log.require_topic(connection, self.names[topic])
@@ -122,7 +127,16 @@ class SqliteTransport:
 
         return await self._lookups.run(look)
 
+    def _reads(self) -> ReadConnection:
+        return ReadConnection(self._path, self._settings, only_reading=self._only_reading)
+
+    async def _before_reading(self) -> None:
+        if not self._only_reading:
+            await self._first_use()
+
     async def _first_use(self) -> None:
+        if self._only_reading:
+            raise BrokerError(f"{self._path} was opened for reading")
         if not self._used:
             await self._writer.run(
                 lambda connection: log.create_default_topics(
