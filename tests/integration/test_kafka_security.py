@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +14,19 @@ from freezepoint.errors import BrokerError, BrokerUnavailableError, Configuratio
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.events import complete, entry
-from tests.integration.kafka_kit import SETTINGS, assigned, progress, read_all, read_count, receive, token
+from tests.integration.kafka_kit import (
+    SETTINGS,
+    assigned,
+    progress,
+    read_all,
+    read_count,
+    receive,
+    result,
+    token,
+)
 from tests.integration.secured_kafka import PASSWORD, SecuredKafka, alice, eventually
 from tests.integration.workers import publish, worker
+from tests.polling import poll_until_async
 
 pytestmark = pytest.mark.slow
 
@@ -212,6 +222,37 @@ async def test_a_right_withdrawn_from_a_lease_ends_it_with_the_reason(
             await lease.publish([progress("1")])
         with pytest.raises(PublishError):
             await lease.publish([progress("2")])
+
+
+async def test_a_refusal_between_two_sends_is_still_the_reason(
+    secured: SecuredKafka, unique_prefix: str
+) -> None:
+    """The client answers the second one that there is no transaction, not why."""
+    async with both(secured, unique_prefix) as (root, hers):
+        await allow(root, TOPIC, unique_prefix, DESCRIBE, READ)
+        await allow(root, TOPIC, f"{unique_prefix}-rollout-ledger", WRITE)
+        await allow(root, GROUP, unique_prefix, READ)
+        await allow(root, TRANSACTIONAL_ID, "freezepoint", WRITE, DESCRIBE)
+        member = await eventually(lambda: hers.join(f"{unique_prefix}-group"))
+        await eventually(lambda: assigned(member, {0}))
+        lease = await eventually(lambda: member.acquire(0))
+        producer = lease._publisher._producer
+        look = producer.partitions_for
+
+        async def broken() -> bool:
+            return not producer._txn_manager.is_in_transaction()
+
+        async def slowly(topic: str) -> Collection[int]:
+            if topic.endswith("rollout-ledger"):
+                await poll_until_async(broken, 30, "the refusal has come")
+            found: Collection[int] = await look(topic)
+            return found
+
+        producer.partitions_for = slowly
+        with pytest.raises(
+            ConfigurationError, match=r"grant this user WRITE and DESCRIBE on topic .*trajectories"
+        ):
+            await lease.publish([result("r"), progress("1")])
 
 
 async def test_creating_topics_needs_its_rights(secured: SecuredKafka, unique_prefix: str) -> None:

@@ -73,6 +73,7 @@ def test_our_own_errors_pass() -> None:
         (kafka.TopicAuthorizationFailedError("t"), ConfigurationError),
         (kafka.UnknownTopicOrPartitionError(), PublishError),
         (AssertionError("state"), PublishError),
+        (kafka.IllegalOperation("not in transaction"), PublishError),
     ],
 )
 def test_a_transaction_that_failed_is_fenced_refused_or_unknown(

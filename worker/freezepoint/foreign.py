@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from freezepoint.restore import recreated, refuse_foreign
+from freezepoint.restore import refuse_foreign
 from freezepoint.settings import WorkerSettings
 from freezepoint.transport.ports import Transport
 from freezepoint_schemas import codec
@@ -22,18 +22,16 @@ POLL_RECORDS: Final = 1_000
 
 
 async def refuse_foreign_ledger(transport: Transport, settings: WorkerSettings, topic_id: str | None) -> None:
-    """:raises ConfigurationError: the ledger is another group's or another topic's.
+    """By what the ledger says of itself. Whether the log still is the one it speaks of, where the broker tells no topic's id,
+    only the log shows: restoring compares.
+
+    :raises ConfigurationError: the ledger is another group's or another topic's.
     :raises BrokerError: it cannot be read.
     """
     name = transport.names[Topic.TOKENS]
-    found = await _last_progress(transport)
-    extents = await transport.extents(Topic.TOKENS) if found else {}
-    for partition, progress in sorted(found.items()):
-        where = f"{name}[{partition}]"
-        refuse_foreign(progress, where, name, len(extents), settings.group, topic_id)
-        extent = extents.get(partition)
-        if extent is not None and progress.applied_offset >= extent.end:
-            raise recreated(where, f"it ends at {extent.end}, and {progress.applied_offset} was applied")
+    partitions = await transport.admin().partitions(Topic.TOKENS)
+    for partition, progress in sorted((await _last_progress(transport)).items()):
+        refuse_foreign(progress, f"{name}[{partition}]", name, partitions, settings.group, topic_id)
 
 
 async def _last_progress(transport: Transport) -> Mapping[int, ProgressRecord]:

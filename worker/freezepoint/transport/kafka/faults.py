@@ -34,7 +34,7 @@ UNREACHABLE = (
     kafka.NotEnoughReplicasError,
     kafka.NotEnoughReplicasAfterAppendError,
 )
-CLIENT_ERRORS = (kafka.KafkaError, TimeoutError, OSError, AssertionError)
+CLIENT_ERRORS = (kafka.KafkaError, kafka.IllegalOperation, TimeoutError, OSError, AssertionError)
 """What aiokafka raises for the broker's faults. It asserts its own state: a producer that died asserts, and a client that was
 told of no broker does."""
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aiokafka.errors import IllegalOperation
 from aiokafka.protocol.transaction import EndTxnRequest
 
 from freezepoint.core.records import OutputRecord
@@ -97,8 +98,14 @@ class Publisher:
 
     async def _transact(self, producer: Any, parts: Iterable[OutputRecord]) -> None:
         await producer.begin_transaction()
-        await send_all(producer, parts, self._cluster)
-        await producer.commit_transaction()
+        try:
+            await send_all(producer, parts, self._cluster)
+            await producer.commit_transaction()
+        except (IllegalOperation, AssertionError) as error:
+            reason = _broken_by(producer)
+            if reason is None:
+                raise
+            raise reason from error
 
     def discard(self) -> None:
         """Let go of the producer without sending or ending anything."""
@@ -114,3 +121,9 @@ class Publisher:
             if self._producer is not None:
                 producer, self._producer = self._producer, None
                 await self._cluster.clients.close(producer)
+
+
+def _broken_by(producer: Any) -> BaseException | None:
+    """What ended the transaction between two sends, of which the next one only says that there is none any more."""
+    ended = producer._txn_manager.wait_for_transaction_end()  # noqa: SLF001 - the client tells it on a commit alone
+    return ended.exception() if ended is not None and ended.done() and not ended.cancelled() else None
