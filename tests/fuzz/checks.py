@@ -143,7 +143,7 @@ def _shaken(stream: list[InputRecord], random: Random, limits: dict[str, int]) -
         if random.random() < 0.3:
             bench.carry()
         progress = bench.progress
-        bench.crash(max(0, progress.watermark - random.choice([0, 0, 3])) if progress else 0)
+        bench.crash(progress.watermark if progress else 0)  # no replay begins before it
         watermark = 0
     bench.run(stream)
     return bench
