@@ -101,7 +101,9 @@ async def test_a_port_that_wants_tls_or_a_password_is_told_from_a_dead_broker(
 ) -> None:
     settings = SETTINGS.model_copy(update={"request_timeout_ms": 3_000})
     async with KafkaTransport(getattr(secured, way), TopicNames(unique_prefix), settings) as made:
-        with pytest.raises(BrokerUnavailableError, match=r"not as PLAINTEXT goes.*kafka\.security_protocol"):
+        with pytest.raises(
+            BrokerUnavailableError, match=r"answers as PLAINTEXT goes.*kafka\.security_protocol"
+        ):
             await made.producer()
 
 

@@ -209,8 +209,8 @@ class Clients:
             )
         spoken = self.settings.security_protocol
         return BrokerUnavailableError(
-            f"no answer from the broker while {doing}: the port answers, but not as {spoken} goes; if it wants TLS or a password, "
-            "set kafka.security_protocol, kafka.sasl_mechanism and what belongs to them"
+            f"no answer from the broker while {doing}: the port is open, but nothing there answers as {spoken} goes; it may be "
+            "starting, or stuck; if it wants TLS or a password, set kafka.security_protocol and what belongs to it"
         )
 
     async def _port_answers(self) -> bool:
