@@ -138,6 +138,12 @@ class SimLease:
         )
         return found[0] if found else None
 
+    async def first(self) -> int:
+        log = self._broker.log(Topic.TOKENS, self.partition)
+        return await self._broker.network.request(
+            self._process, f"start of {self.partition}", lambda: log.start
+        )
+
     async def start(self, offset: int) -> None:
         self._membership.require_generation(self.partition, self._generation)
         self._broker.monitor.started(self, offset)

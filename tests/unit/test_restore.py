@@ -29,9 +29,13 @@ class Leased:
     partition: int = 0
     partition_count: int = 1
     stamps: dict[int, int] = field(default_factory=lambda: {APPLIED: STAMP})
+    expired_since: int = 0
 
     async def record_at(self, offset: int) -> InputRecord | None:
         return InputRecord(0, offset, self.stamps[offset], b"r", b"{}") if offset in self.stamps else None
+
+    async def first(self) -> int:
+        return self.log_start + self.expired_since
 
 
 def progress(**fields: object) -> list[InputRecord]:
@@ -63,8 +67,9 @@ async def restored(lease: Leased, topic_id: str | None = None) -> int:
         (Leased(progress()), 5),
         (Leased(progress(), committed=7), 7),
         (Leased(progress(), log_start=12), 12),
+        (Leased(progress(), stamps={}, expired_since=APPLIED + 1), 5),
     ],
-    ids=["nothing", "truncated", "offset", "ledger", "both", "cut"],
+    ids=["nothing", "truncated", "offset", "ledger", "both", "cut", "cut just now"],
 )
 async def test_reading_starts_at_the_latest_of_what_is_known(lease: Leased, start: int) -> None:
     assert await restored(lease) == start
@@ -78,7 +83,7 @@ async def test_reading_starts_at_the_latest_of_what_is_known(lease: Leased, star
         (Leased(progress(), log_end=3), "was recreated"),
         (Leased(progress(), log_end=8), "was recreated"),
         (Leased(progress(), stamps={APPLIED: STAMP + 1}), "was recreated"),
-        (Leased(progress(), stamps={}), "was recreated"),
+        (Leased(progress(), stamps={}, expired_since=APPLIED), "was recreated"),
         (Leased([InputRecord(0, 0, 0, PROGRESS_KEY, b'{"schema_version": 2}')]), "cannot read"),
     ],
     ids=["group", "partitions", "short", "shorter than read", "other record", "no record", "newer"],

@@ -140,6 +140,9 @@ class _Seen:
     async def record_at(self, offset: int) -> InputRecord | None:
         return self.records.get(offset)
 
+    async def first(self) -> int:
+        return self.extent.first
+
 
 async def _ledger(broker: Broker, settings: Settings) -> AsyncIterator[Check]:
     """The ledger read and judged, and from it how far the work has come."""

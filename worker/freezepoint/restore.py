@@ -153,4 +153,6 @@ async def _same_log(lease: PartitionFacts, progress: ProgressRecord) -> bool:
     if progress.applied_offset >= lease.log_end:
         return False
     record = await lease.record_at(progress.applied_offset)
-    return record is not None and record.timestamp_ms == progress.applied_timestamp_ms
+    if record is None:  # perhaps it expired since the lease was acquired
+        return progress.applied_offset < await lease.first()
+    return record.timestamp_ms == progress.applied_timestamp_ms

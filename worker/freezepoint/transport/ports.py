@@ -88,6 +88,10 @@ class PartitionFacts(Protocol):
         """The tokens record at that offset, None where there is none any more."""
         ...
 
+    async def first(self) -> int:
+        """The first offset the tokens partition has by now: retention goes on."""
+        ...
+
 
 class Lease(PartitionFacts, Protocol):
     """Exclusive ownership of one token partition, proved when it was acquired; its facts are of that moment, the ledger's

@@ -68,6 +68,10 @@ class KafkaLease:
         source = TopicPartition(self._cluster.names[Topic.TOKENS], self.partition)
         return await record_at(self._cluster, source, offset)
 
+    async def first(self) -> int:
+        source = TopicPartition(self._cluster.names[Topic.TOKENS], self.partition)
+        return (await self._cluster.starts([source]))[source]
+
     async def start(self, offset: int) -> None:
         """:raises OwnershipLostError: the generation it was acquired in has passed."""
         self._intake.require_generation(self.partition, self._generation)

@@ -137,12 +137,18 @@ class SqliteLease:
         cursor = self._cursor(self._next_offset)
         return await self._context.reads.run(lambda connection: log.is_at_end(connection, [cursor]))
 
-    async def end(self) -> int:
-        stream = self._grant.stream.id
+    async def first(self) -> int:
+        return (await self._extent())[0]
 
-        def look(connection: sqlite3.Connection) -> int:
-            found = connection.execute("SELECT next_offset FROM stream WHERE id = ?", (stream,)).fetchone()
-            return int(found[0])
+    async def end(self) -> int:
+        return (await self._extent())[1]
+
+    async def _extent(self) -> tuple[int, int]:
+        def look(connection: sqlite3.Connection) -> tuple[int, int]:
+            first, end = connection.execute(
+                "SELECT log_start, next_offset FROM stream WHERE id = ?", (self._grant.stream.id,)
+            ).fetchone()
+            return int(first), int(end)
 
         return await self._context.reads.run(look)
 
