@@ -86,10 +86,7 @@ class LedgerBook:
 
         :param unpublished_from: offset of the first dead letter that is not published yet.
         """
-        return any(
-            rollout_id not in self._freezes and not self._needs_letters(rollout_id, unpublished_from)
-            for rollout_id in self._clears
-        )
+        return any(self._may_settle(rollout_id, unpublished_from) for rollout_id in self._clears)
 
     def freeze_offset(self, rollout_id: str) -> int:
         """The last freeze's offset, committed or not; -1 without one."""
@@ -153,8 +150,7 @@ class LedgerBook:
         :param unpublished_from: offset of the first dead letter that this transaction leaves unpublished.
         """
         for rollout_id in sorted(self._decided_now | self._first_offsets.keys() | self._clears.keys()):
-            waits = rollout_id in self._freezes or self._needs_letters(rollout_id, unpublished_from)
-            if not waits:
+            if self._may_settle(rollout_id, unpublished_from):
                 self._settle(rollout_id, release)
             elif rollout_id not in self._decided_now:
                 continue  # all that is new of it waits for its result, or for dead letters
@@ -185,6 +181,9 @@ class LedgerBook:
         life is carried only while no freeze of its id waits."""
         if carried is not None:
             self._dropped_keys += carried.keys(rollout_id)
+
+    def _may_settle(self, rollout_id: str, unpublished_from: int | None) -> bool:
+        return not self.waits(rollout_id) and not self._needs_letters(rollout_id, unpublished_from)
 
     def _needs_letters(self, rollout_id: str, unpublished_from: int | None) -> bool:
         if unpublished_from is None:
