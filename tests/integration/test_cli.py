@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import structlog
 
 from freezepoint import __version__
 from freezepoint.cli.commands import COMMANDS as LISTED
@@ -78,6 +79,9 @@ def test_without_a_command_the_help_is_shown(shell: Shell) -> None:
 def test_the_list_of_commands_says_what_their_own_help_says() -> None:
     for name, (_, summary) in LISTED.items():
         assert command_of(name).help.partition("\n")[0] == summary
+    assert (
+        not structlog.is_configured()
+    )  # to look a command up is not to run it: who embeds us keeps their logs
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["publish", "--help"], ["nonsense"]])

@@ -57,6 +57,8 @@ def load_settings(
         from freezepoint.core.build import DELIVERY_NAMES
         from freezepoint.core.builder import BUILDERS
         from freezepoint.settings import load
+
+        quiet_logs()
     settings = load(broker=broker, topic_prefix=topic_prefix)
     chosen = settings.worker.model_copy(update=_given(worker or {}))
     if not chosen.group:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -25,8 +24,6 @@ def loading() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if "structlog" in sys.modules:
-        quiet_logs()
 
 
 def _leave(*_: Any) -> None:
