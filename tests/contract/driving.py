@@ -19,6 +19,7 @@ from freezepoint.settings import KafkaSettings, Settings, SqliteSettings
 from freezepoint.transport.connect import connect
 from freezepoint.transport.ports import GroupMember, Lease, Reader, Transport
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, partition_for, topic_specs
+from tests.polling import poll_until_async
 
 WAIT_S = 60.0
 POLL_S = 0.1
@@ -79,8 +80,15 @@ class Cluster:
     ) -> Transport:
         """A transport whose topics exist; the limit is the topics' on one broker, the transport's on the other."""
         transport = self.transport(record_bytes_max or 1_000_000)
-        findings = await transport.admin().apply(self.specs(partitions, record_bytes_max))
-        assert all(finding.ok for finding in findings), findings
+        specs = self.specs(partitions, record_bytes_max)
+
+        async def applied() -> bool:
+            """A broker that was not heard of for a while, as on a machine that is overloaded, may create nothing yet."""
+            with contextlib.suppress(BrokerError):
+                return all(finding.ok for finding in await transport.admin().apply(specs))
+            return False
+
+        await poll_until_async(applied, WAIT_S, "the topics created")
         return transport
 
     async def member(self, transport: Transport | None = None) -> Driven:

@@ -87,6 +87,7 @@ class PartitionRunner:
         self._stopping = False
         self._paused = False
         self._abandoned = False
+        self._carrying = False
         self._publishing = False
         self._backlog: deque[InputRecord] = deque()
         self._expecting = False
@@ -239,7 +240,7 @@ class PartitionRunner:
             await self._drain()
         await self._tick()
         batch = self._outbox.take_ready()
-        if batch or self.core.dirty or self._progress_due():
+        if batch or self.core.dirty or self._progress_due() or self._carry_due:
             await self._publish(batch)
             return True
         return not (self._stopping and not len(self._outbox))
@@ -294,6 +295,11 @@ class PartitionRunner:
             )
         return caught_up and not self._feeding
 
+    @property
+    def _carry_due(self) -> bool:
+        """Whether lives were left over for which there is room by now. A stop does not wait for them."""
+        return self._carrying and self._memory.has_room and not self._stopping
+
     def _progress_due(self) -> bool:
         if self.core.clock.now - self._recorded_clock > self._settings.rollout_timeout_s / TICKS_PER_TIMEOUT:
             return True
@@ -320,7 +326,7 @@ class PartitionRunner:
             self._outbox.settle()
         self._count(batch)
         await self._recorded(taken)
-        if len(self._outbox):
+        if len(self._outbox) or self._carrying:
             self._wake.set()
         self._regulate()
 
@@ -339,9 +345,11 @@ class PartitionRunner:
         """
         records: list[OutputRecord] = []
         size = 0
+        self._carrying = False
         for life in self.core.overdue(self._settings.replay_bytes_max):
-            if size > self._settings.transaction_bytes_max or not self._memory.has_room:
-                break
+            self._carrying = size > self._settings.transaction_bytes_max or not self._memory.has_room
+            if self._carrying:
+                break  # the next transaction goes on
             carried = self.core.carry(life, self._memory.spool.read(life.spilled))
             records += carried
             carried_bytes = sum(record.size for record in carried)
