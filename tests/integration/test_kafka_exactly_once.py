@@ -3,6 +3,7 @@ publishes one result a token, and resumes from the ledger, publishes each exactl
 
 import asyncio
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -32,6 +33,8 @@ class Relay:
     made: KafkaTransport
     prefix: str
     chance: random.Random
+    story: list[str]
+    """What all relays did, in order, for the case that something is wrong in the end."""
     mischief: bool = True
     seats: dict[int, KafkaLease] = field(default_factory=dict)
     next_offset: dict[int, int] = field(default_factory=dict)
@@ -48,6 +51,9 @@ class Relay:
                 self.seats.clear()
                 if member is not None:
                     await member.leave()
+
+    def tell(self, partition: int, what: str) -> None:
+        self.story.append(f"{time.monotonic():.3f} relay {id(self) % 1_000} partition {partition}: {what}")
 
     async def work(self, member: KafkaMember) -> None:
         generation = 0
@@ -70,12 +76,17 @@ class Relay:
             offset = self.next_offset[partition]
             try:
                 await lease.renew(generation, offset, [progress(str(offset), partition)])
-            except BrokerError:
+                self.tell(partition, f"renewed at {offset}")
+            except BrokerError as error:
+                self.tell(partition, f"not renewed at {offset}: {error!r}")
                 await self.drop(partition)
 
     async def acquire(self, member: KafkaMember, partition: int) -> None:
         try:
             lease = await member.acquire(partition)
+            self.tell(
+                partition, f"acquired, ledger {[(found.offset, found.value) for found in lease.ledger]}"
+            )
             known = [record.value for record in lease.ledger if record.value is not None]
             self.next_offset[partition] = int(known[-1]) if known else lease.log_start
             self.seats[partition] = lease
@@ -88,12 +99,15 @@ class Relay:
         results = [OutputRecord(Topic.TRAJECTORIES, record.key, where(record)) for record in records]
         offset = records[-1].offset + 1
         patience_s = self.chance.uniform(0, 0.03) if self.mischief and self.chance.random() < 0.1 else None
+        self.tell(partition, f"publishing {records[0].offset} to {offset}, patience {patience_s}")
         try:
             async with asyncio.timeout(patience_s):
                 await self.seats[partition].publish([*results, progress(str(offset), partition)])
-        except (BrokerError, TimeoutError):
+        except (BrokerError, TimeoutError) as error:
+            self.tell(partition, f"not known to be published to {offset}: {error!r}")
             await self.drop(partition)
         else:
+            self.tell(partition, f"published to {offset}")
             self.next_offset[partition] = offset
 
     async def drop(self, partition: int) -> None:
@@ -121,11 +135,13 @@ async def produce(made: KafkaTransport) -> None:
         await asyncio.sleep(0.2)
 
 
-async def crash_twice(kafka: LocalKafka, chance: random.Random) -> None:
+async def crash_twice(kafka: LocalKafka, chance: random.Random, story: list[str]) -> None:
     for _ in range(2):
         await asyncio.sleep(chance.uniform(0.5, 2.0))
+        story.append(f"{time.monotonic():.3f} broker killed")
         await asyncio.to_thread(kafka.kill)
         await asyncio.to_thread(kafka.restart)
+        story.append(f"{time.monotonic():.3f} broker restarted")
 
 
 async def relayed(made: KafkaTransport, tasks: "Sequence[asyncio.Task[None]]") -> list[InputRecord]:
@@ -138,6 +154,16 @@ async def relayed(made: KafkaTransport, tasks: "Sequence[asyncio.Task[None]]") -
     except BrokerError:
         return []
     return results if len(results) >= len(tokens) else []
+
+
+def told(wrong: set[bytes | None], results: Sequence[InputRecord], story: Sequence[str]) -> str:
+    """The whole story of what was relayed wrongly, copy by copy."""
+    copies = sorted(
+        f"{record.value!r} in {record.partition} at {record.offset}, {record.timestamp_ms}"
+        for record in results
+        if record.value in wrong
+    )
+    return "\n".join([f"{len(wrong)} relayed wrongly: {sorted(map(str, wrong))}", *copies, *story])
 
 
 @pytest.mark.slow
@@ -155,10 +181,11 @@ async def test_every_token_is_relayed_exactly_once_and_in_order(
         ]
         made = transports.pop()
         await made.admin().apply(topic_specs(names, PARTITIONS))
-        relays = [Relay(own, unique_prefix, random.Random(chance.random())) for own in transports]
+        story: list[str] = []
+        relays = [Relay(own, unique_prefix, random.Random(chance.random()), story) for own in transports]
         tasks = [asyncio.create_task(relay.run()) for relay in relays]
         try:
-            await asyncio.gather(produce(made), crash_twice(local_kafka, chance))
+            await asyncio.gather(produce(made), crash_twice(local_kafka, chance, story))
             for relay in relays:
                 relay.mischief = False
             results = await poll_until_async(lambda: relayed(made, tasks), 60.0, "everything relayed")
@@ -169,7 +196,10 @@ async def test_every_token_is_relayed_exactly_once_and_in_order(
             await asyncio.wait(tasks)
 
     assert len(tokens) >= PARTITIONS * ROUNDS * TOKENS_EACH
-    assert Counter(record.value for record in results) == Counter(where(record) for record in tokens)
+    relayed_times = Counter(record.value for record in results)
+    wrong = {value for value in relayed_times if relayed_times[value] != 1}
+    wrong |= relayed_times.keys() ^ {where(record) for record in tokens}
+    assert not wrong, told(wrong, results, story)
     offsets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     for record in sorted(results, key=lambda record: (record.partition, record.offset)):
         source, offset = (record.value or b"").split(b"/")
