@@ -13,9 +13,10 @@ import orjson
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from examples.end_to_end.agent import OPTIONS, WITH_IDS
@@ -180,14 +181,19 @@ async def respond(request: Request) -> StreamingResponse | JSONResponse:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
+async def pass_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    return await call_next(request)
+
+
 def starlette() -> Starlette:
-    """An app as people write them: routed, mounted, compressing."""
+    """An app as people write them: routed, mounted, compressing, with middleware that turns bodies into streams."""
     routes = [
         Route("/chat/completions", chat, methods=["POST"]),
         Route("/responses", respond, methods=["POST"]),
     ]
     app = Starlette(routes=[Mount("/v1", routes=routes)])
     app.add_middleware(GZipMiddleware, minimum_size=100)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
     return app
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import copy
 import io
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -171,8 +175,9 @@ def test_what_the_caller_knows_wins() -> None:
 
 
 def test_an_empty_generation_needs_no_log_probabilities() -> None:
-    entry = captured(chat(choice={"token_ids": [], "logprobs": None}, prompt_token_ids=PROMPT))
-    assert entry.generation_token_ids.size == 0
+    for message in ({"content": ""}, {"content": None}):
+        entry = captured(chat(message, {"token_ids": [], "logprobs": None}, prompt_token_ids=PROMPT))
+        assert entry.generation_token_ids.size == 0
 
 
 def test_routed_experts_in_base64() -> None:
@@ -233,6 +238,29 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "item-and-other-prompt": (responses({**TEXT_ITEM, **INLINE}, prompt_token_ids=[1, 2]), r"output\[0\] and .* carry 3 and 2 prompt"),
     "message-and-other-prompt": (chat(INLINE, prompt_token_ids=[1, 2, 4]), "message and .* carry different prompt_token_ids"),
+    "text-without-tokens": (chat(choice={"token_ids": []}, prompt_token_ids=PROMPT), "text or a tool call, but no gen"),
+    "call-without-tokens": (
+        chat({"content": None, "tool_calls": [CALL]}, {"token_ids": []}, prompt_token_ids=PROMPT), "text or a tool call, but no gen"
+    ),
+    "reasoning-without-tokens": (
+        chat({"content": "", "reasoning_content": "hm"}, {"token_ids": []}, prompt_token_ids=PROMPT), "text or a tool call, but no gen"
+    ),
+    "item-without-tokens": (
+        responses({**TEXT_ITEM, **INLINE, "generation_token_ids": [], "generation_log_probs": []}), "text or a tool call, but no gen"
+    ),
+    "placeholder": (
+        chat(choice={"token_ids": GENERATION, "logprobs": {"content": [LOGPROBS["content"][0], {"token": "b", "logprob": -9999.0}]}},
+             prompt_token_ids=PROMPT),
+        "says -9999.0 for generated token 1: a placeholder",
+    ),
+    "other-routes": (chat({**INLINE, "routed_experts": [[[1]]]}, {"routed_experts": [[[2]]]}), "carry different routed_experts"),
+    "generation-failed": (chat(INLINE, {"finish_reason": "error"}), "ended with error"),
+    "generation-filtered": (chat(INLINE, {"finish_reason": "content_filter"}), "ended with content_filter"),
+    "echoed-prompt": (
+        {"choices": [{"text": "abchi", "token_ids": GENERATION, "prompt_token_ids": PROMPT,
+                      "logprobs": {"token_logprobs": [None, -1.0, -1.0, *LOG_PROBS], "tokens": list("abchi")}}]},
+        "no log probability for generated token 0",
+    ),
     "empty-prompt": (chat({**INLINE, "prompt_token_ids": []}), "prompt_token_ids in .*message is empty"),
     "part-of-uncounted-prompt": (
         native(input_token_logprobs=INPUT[1:], prompt_tokens=None), "2 of an unknown number .* logprob_start_len 0"
@@ -409,7 +437,7 @@ def test_responses_events() -> None:
         ([*VLLM_STREAM[:2], {"error": {"message": "out of memory"}}], "out of memory"),
         ([{"type": "response.created", "response": {}}], "broke off"),
         ([{"type": "response.failed", "response": {"error": {"message": "no"}}}], "failure: no"),
-        ([*VLLM_STREAM[:-1], chunk({"index": 1, "finish_reason": "stop"})], "2 choices"),
+        ([*VLLM_STREAM, chunk({"index": 1, "finish_reason": "stop"})], "2 choices"),
         (
             [native(completion_tokens=3, input_token_ids=PROMPT)],
             "2 generated tokens .* meta_info.completion_tokens says 3",
@@ -456,6 +484,22 @@ def vllm_chunk(position: int, *, ids: bool = True, last: bool = False) -> dict[s
     )
 
 
+CALL_DELTA = {
+    "delta": {"tool_calls": [{"index": 0, "id": "call-1", "function": {"name": "f", "arguments": "{}"}}]}
+}
+
+
+def parsed_stream(delta: dict[str, Any], *, bare: bool) -> list[dict[str, Any]]:
+    """A stream that a parser was at work on; ``bare``: the server sends what the parser swallows, without text."""
+    middle = {"token_ids": [5], "logprobs": logprob(-0.25)}
+    return [
+        chunk({"delta": {"role": "assistant", "content": ""}}, prompt_token_ids=PROMPT),
+        chunk({**delta, "token_ids": [4], "logprobs": logprob(-0.5)}),
+        *([chunk({"delta": {}, **middle})] if bare else [chunk({"delta": {"content": ""}, **middle})]),
+        chunk({"finish_reason": "stop"}),
+    ]
+
+
 USAGE = chunk(usage={"prompt_tokens": 3, "completion_tokens": 2})
 BARE = chunk({"delta": {"content": "x"}})
 
@@ -468,12 +512,18 @@ BARE = chunk({"delta": {"content": "x"}})
         [BARE, sglang_chunk(TRIPLES, None, last=True), USAGE],
         [inline_chunk(1), inline_chunk(2, start=1, last=True)],
         [BARE, inline_chunk(2, last=True), USAGE],
+        [BARE, inline_chunk(1), inline_chunk(2, start=1, last=True)],
+        [sglang_chunk(TRIPLES[:1], 1), BARE, sglang_chunk(TRIPLES[1:], 2, last=True)],
         [vllm_chunk(0), vllm_chunk(1, last=True)],
+        parsed_stream(CALL_DELTA, bare=True),
+        parsed_stream({"delta": {"reasoning_content": "x"}}, bare=True),
+        [*parsed_stream(CALL_DELTA, bare=False), USAGE],
+        [*parsed_stream({"delta": {"reasoning": "x"}}, bare=False)[:-1], chunk({"finish_reason": "stop"}, usage=USAGE["usage"])],
         [vllm_chunk(0), BARE, vllm_chunk(1, last=True), USAGE],
         [native_chunk(TRIPLES, None, last=True)],
         [native_chunk(TRIPLES[:1], 1, index=0), native_chunk(TRIPLES, 2, last=True, index=0)],
     ],
-    ids=["sglang-new-rows", "sglang-all-rows", "sglang-last-chunk", "inline-new", "inline-last", "vllm", "vllm-split-counted", "native-once", "native-index"],
+    ids=["sglang-new-rows", "sglang-all-rows", "sglang-last-chunk", "inline-new", "inline-last", "inline-late", "sglang-counted", "vllm", "bare-call", "bare-reasoning", "counted-call", "counted-each-chunk", "vllm-split-counted", "native-once", "native-index"],
 )  # fmt: skip
 def test_streams_whose_chunks_agree(chunks: list[Any]) -> None:
     assert_tokens(streamed(chunks))
@@ -488,6 +538,13 @@ def test_streams_whose_chunks_agree(chunks: list[Any]) -> None:
         ([sglang_chunk(TRIPLES[:1], 1), sglang_chunk([5], 1, last=True)], "neither repeat nor continue"),
         ([inline_chunk(1), inline_chunk(2, last=True), USAGE], "usage.completion_tokens says 2"),
         ([inline_chunk(1), inline_chunk(2, last=True)], "deltas repeat the token arrays"),
+        ([inline_chunk(1), BARE, inline_chunk(2, start=1, last=True)], "text but no generation_token_ids"),
+        ([inline_chunk(2), chunk({"delta": {"content": "x"}, "finish_reason": "stop"})], "text but no generation_token_ids"),
+        ([sglang_chunk(TRIPLES, 2), chunk({"delta": {"content": "x"}, "finish_reason": "stop"})], "text but no meta_info"),
+        (parsed_stream(CALL_DELTA, bare=False), "whether their parser swallowed tokens .*include_usage"),
+        (parsed_stream({"delta": {"reasoning": "x"}}, bare=False), "whether their parser swallowed tokens"),
+        (parsed_stream({"delta": {"reasoning_content": "x"}}, bare=False), "whether their parser swallowed tokens"),
+        ([BARE, chunk({"finish_reason": "stop"})], "carries no token ids"),
         ([vllm_chunk(0), BARE, vllm_chunk(1, last=True)], "text but no token_ids, .*include_usage"),
         ([vllm_chunk(0), vllm_chunk(1, ids=False, last=True)], "text but no token_ids"),
         ([vllm_chunk(0), vllm_chunk(1, ids=False, last=True), USAGE], "usage.completion_tokens says 2"),
@@ -519,3 +576,41 @@ def test_a_stream_that_names_its_ids_says_them_in_every_chunk() -> None:
     assert_tokens(streamed([named(4, -0.5), named(5, -0.25, last=True)]))
     with pytest.raises(CaptureError, match="text but no logprobs"):
         streamed([named(4, -0.5), BARE, named(5, -0.25, last=True)])
+
+
+RUBBISH = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers() | st.text(max_size=2) | st.none(), max_size=2) | st.just({}) | st.just([{}]) | st.just([[1]])  # fmt: skip
+STREAMS: list[list[dict[str, Any]]] = [
+    VLLM_STREAM,
+    parsed_stream(CALL_DELTA, bare=True),
+    [sglang_chunk(TRIPLES[:1], 1), sglang_chunk(TRIPLES, 2, last=True), USAGE],
+    [native_chunk(TRIPLES[:1], 1, index=0), native_chunk(TRIPLES, 2, last=True, index=0)],
+    [inline_chunk(1), inline_chunk(2, start=1, last=True)],
+    [
+        {"type": "response.output_item.done", "output_index": 0, "item": {**TEXT_ITEM, **INLINE}},
+        {"type": "response.completed", "response": responses(TEXT_ITEM)},
+    ],
+]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Everything within a response, as a container and a key in it."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+@given(st.data())
+@settings(max_examples=500, deadline=None)
+def test_whatever_stands_anywhere_it_is_an_entry_or_refused(data: st.DataObject) -> None:
+    whole = [
+        *GOOD.values(),
+        responses({**TEXT_ITEM, **INLINE}),
+        chat({**INLINE, "tool_calls": [CALL], "refusal": None}),
+    ]
+    is_stream = data.draw(st.booleans())
+    response = copy.deepcopy(data.draw(st.sampled_from(STREAMS if is_stream else whole)))
+    container, key = data.draw(st.sampled_from(places(response)))
+    container[key] = data.draw(RUBBISH)
+    with contextlib.suppress(CaptureError):
+        entry = streamed(response) if is_stream else captured(response)
+        assert entry.generation_token_ids.size == entry.generation_log_probs.size
+        assert entry.prompt_token_ids.size

@@ -211,6 +211,34 @@ async def test_the_last_bytes_wait_for_the_entry_and_nothing_else_does() -> None
     assert_tokens(sink.entries[0])
 
 
+@pytest.mark.parametrize("coding", ["", "gzip"])
+async def test_a_content_length_tells_the_last_bytes(coding: str) -> None:
+    """Middleware inside the app hands bodies on as streams, and says only afterwards that there was no more."""
+    body = gzip.compress(JSON_BODY) if coding else JSON_BODY
+    sink = FakeSink()
+    seen: list[tuple[bytes, bool]] = []
+
+    async def on_send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            seen.append((message["body"], "put" in sink.verbs))
+
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    headers.update({"content-encoding": coding} if coding else {})
+    await call(App((body[:9], body[9:], b""), headers=headers), sink, on_send=on_send)
+    assert seen == [(body[:9], False), (body[9:], True), (b"", True)]
+    assert sink.verbs == ["begin", "put"]
+    assert_tokens(sink.entries[0])
+
+
+@pytest.mark.parametrize("length", ["", "0", "-1", "x", "99999999"])
+async def test_a_wrong_content_length_is_not_relied_on(length: str) -> None:
+    sink = FakeSink()
+    headers = {"content-type": "application/json", "content-length": length}
+    await call(App((JSON_BODY[:9], JSON_BODY[9:], b""), headers=headers), sink)
+    assert sink.verbs == ["begin", "put"]
+    assert_tokens(sink.entries[0])
+
+
 async def test_a_stream_may_be_cut_anywhere_and_end_without_done() -> None:
     whole = b"".join(SSE).replace(b"\n", b"\r\n")
     sink = FakeSink()
@@ -292,8 +320,10 @@ async def test_a_cancelled_call_marks_the_rollout() -> None:
 
 async def test_a_client_that_leaves_after_the_finish_reason_leaves_a_whole_generation() -> None:
     sink = FakeSink()
+    counted = json.dumps({**VLLM_STREAM[7], "usage": VLLM_STREAM[8]["usage"]})  # continuous_usage_stats
+    app = streaming([*SSE[:7], f"data: {counted}\n\n".encode(), SSE[8]], error_after=8)
     with pytest.raises(ValueError, match="engine died"):
-        await call(streaming([*SSE[:8], SSE[8]], error_after=8), sink)
+        await call(app, sink)
     assert sink.verbs == ["begin", "put"]
 
 
@@ -409,6 +439,43 @@ async def test_policy_version_and_sinks_without_a_reason() -> None:
     assert sink.entries[0].policy_version == 42
     await call(App(status=500), sink)
     assert sink.verbs[-1] == "mark"
+
+
+async def test_a_policy_version_that_fails_costs_the_version_only(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> int:
+        raise RuntimeError("no weights yet")
+
+    sink = FakeSink()
+    got = await call(App(), sink, policy_version=broken)
+    assert got[-1]["body"] == JSON_BODY
+    assert sink.entries[0].policy_version is None
+    assert "policy_version failed" in caplog.text
+
+
+async def test_messages_without_a_body_pass() -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] is None
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", b"application/json")],
+            }
+        )
+        await send({"type": "http.response.body", "body": JSON_BODY, "more_body": True})
+        await send({"type": "http.response.body", "body": None})
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": None}
+
+    async def send(_message: Message) -> None:
+        pass
+
+    sink = FakeSink()
+    middleware = CaptureMiddleware(app, sink=sink)
+    await middleware(scope_of(), receive, send)
+    await _settled(middleware)
+    assert sink.verbs == ["begin", "put"]
 
 
 async def test_the_sink_is_closed_with_the_server() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ HOW_TO_ASK = (
 
 
 LOG_PROB_MIN = -9999.0
-"""What vLLM writes for a lower one, since JSON knows no infinity."""
+"""What vLLM writes for a lower one, since JSON knows no infinity, and for one that it does not have."""
 LOG_PROB_TOLERANCE = 1e-3
 """Two places write the same number with other precision."""
 
@@ -49,7 +49,7 @@ class Found:
             return
         if name not in self.values:
             self.values[name], self.places[name] = value, place
-        elif name != ROUTES and not _same(name, self.values[name], value):
+        elif not _same(name, self.values[name], value):
             raise CaptureError(
                 f"{self.places[name]} and {place} carry {_difference(self.values[name], value)} {name}"
             )
@@ -81,6 +81,11 @@ class Found:
                 f"{tokens} generated tokens in {self.places[GENERATION]}, but {log_probs} log probabilities in "
                 f"{self.places[LOG_PROBS]}"
             )
+        if LOG_PROB_MIN in self.values[LOG_PROBS]:
+            raise CaptureError(
+                f"{self.places[LOG_PROBS]} says {LOG_PROB_MIN} for generated token "
+                f"{self.values[LOG_PROBS].index(LOG_PROB_MIN)}: a placeholder, not what it was sampled with"
+            )
         if not self.values[PROMPT]:
             raise CaptureError(f"{PROMPT} in {self.places[PROMPT]} is empty")
         for name, counted, place in self.counts:
@@ -89,6 +94,11 @@ class Found:
                     f"{len(self.values[name])} {_COUNTED[name]} tokens in {self.places[name]}, but {place} says {counted}"
                 )
         return self.values
+
+
+def objects(value: Any) -> list[Body]:
+    """The objects of a list; where there is no list, none."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
 
 
 _TOTALS = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
@@ -167,7 +177,7 @@ def _from_input(found: Found, meta: Body, where: str) -> None:
     elif PROMPT not in found.values:
         of = "an unknown number of (no prompt_tokens)" if counted is None else counted
         raise CaptureError(f"{where} holds {len(ids)} of {of} prompt tokens; ask with logprob_start_len 0")
-    elif list(found.values[PROMPT])[-len(ids) :] != ids:
+    elif isinstance(found.values[PROMPT], list) and found.values[PROMPT][-len(ids) :] != ids:
         raise CaptureError(f"{found.places[PROMPT]} and {where} carry different {PROMPT}")
 
 
@@ -179,15 +189,17 @@ def _from_logprobs(found: Found, logprobs: Any, place: str) -> None:
         values = [token.get("logprob") if isinstance(token, Mapping) else None for token in content]
         names = [token.get("token") if isinstance(token, Mapping) else None for token in content]
     elif isinstance(logprobs.get("token_logprobs"), list):
-        values, names = logprobs["token_logprobs"], logprobs.get("tokens") or []
+        values, names = logprobs["token_logprobs"], logprobs.get("tokens")
     else:
         return
     found.add(LOG_PROBS, _measured(values, place), place)
     found.add(GENERATION, _named_ids(names), place)
 
 
-def _named_ids(names: Iterable[Any]) -> list[int] | None:
+def _named_ids(names: Any) -> list[int] | None:
     """Ids that vLLM writes in the place of token texts (``return_tokens_as_token_ids``), None where these are texts."""
+    if not isinstance(names, list):
+        return None
     matches = [_TOKEN_ID.fullmatch(name) if isinstance(name, str) else None for name in names]
     ids = [int(match[1]) for match in matches if match is not None]
     return ids if ids and len(ids) == len(matches) else None
@@ -214,6 +226,8 @@ def _difference(first: Any, second: Any) -> str:
 
 
 def _same(name: str, first: Any, second: Any) -> bool:
+    if name == ROUTES and (type(first) is not type(second) or not isinstance(first, list | str)):
+        return True  # other encodings of what may be the same
     if name != LOG_PROBS or not isinstance(first, list) or not isinstance(second, list):
         return bool(first == second)
     return len(first) == len(second) and _all_close(first, second)

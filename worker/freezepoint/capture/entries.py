@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from freezepoint.capture.arrays import (
+    GENERATION,
     PROMPT,
     ROUTES,
     Body,
@@ -26,6 +27,7 @@ from freezepoint.capture.arrays import (
     from_choice,
     from_item,
     from_meta_info,
+    objects,
 )
 from freezepoint.capture.items import Item, items_of_message, items_of_text, without_arrays
 from freezepoint.capture.routes import decode_routes
@@ -62,6 +64,7 @@ def entry_from_response(  # noqa: PLR0913 - what a server knows beside the respo
     items, carrier, choice = _read(body, found)
     count_usage(found, body.get("usage"))
     arrays = found.checked()
+    _check_said(items, arrays)
     fields: dict[str, Any] = {
         **arrays,
         "model_call_id": model_call_id or _text(body, "id") or uuid.uuid4().hex,
@@ -155,6 +158,8 @@ def _read_choices(body: Body, found: Found) -> tuple[list[Item], int, Body]:
     if len(choices) != 1 or not isinstance(choices[0], Mapping):
         raise CaptureError(f"the response has {len(choices)} choices; capture needs exactly one (n=1)")
     choice = choices[0]
+    if choice.get("finish_reason") in ("error", "content_filter"):
+        raise CaptureError(f"the generation ended with {choice['finish_reason']}")
     message = choice.get("message")
     if isinstance(message, Mapping):
         if carries(message):
@@ -170,8 +175,18 @@ def _read_native(body: Body, found: Found) -> tuple[list[Item], int]:
     """SGLang's own /generate."""
     found.add(PROMPT, body.get(PROMPT), PROMPT)
     from_meta_info(found, body["meta_info"], "meta_info")
-    found.add("generation_token_ids", body.get("output_ids"), "output_ids")
+    found.add(GENERATION, body.get("output_ids"), "output_ids")
     return items_of_text(str(body.get("text") or "")), 0
+
+
+def _check_said(items: list[Item], arrays: Mapping[str, Any]) -> None:
+    """Whoever says something has generated something. :raises CaptureError: nothing was, by the arrays."""
+    if arrays[GENERATION]:
+        return
+    for item in items:
+        parts = [*objects(item.get("content")), *objects(item.get("summary"))]
+        if item.get("type") == "function_call" or any(part.get("text") for part in parts):
+            raise CaptureError("the response has text or a tool call, but no generated token")
 
 
 def _text(body: Body, name: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from freezepoint.capture.arrays import ITEM_FIELDS, Body
+from freezepoint.capture.arrays import ITEM_FIELDS, Body, objects
 
 Item = dict[str, Any]
 
@@ -26,7 +26,7 @@ def items_of_message(message: Body) -> list[Item]:
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         items.append({"type": "reasoning", "summary": [{"type": "summary_text", "text": reasoning}]})
-    calls = [call for call in message.get("tool_calls") or [] if isinstance(call, Mapping)]
+    calls = objects(message.get("tool_calls"))
     parts = _parts(message)
     if parts or not calls:
         items.append(
@@ -47,7 +47,7 @@ def _parts(message: Body) -> list[Item]:
     if isinstance(content, str) and content:
         parts.append(_text(content))
     elif isinstance(content, list):
-        parts += [_part(part) for part in content if isinstance(part, Mapping)]
+        parts += [_part(part) for part in objects(content)]
     if isinstance(refusal, str) and refusal:
         parts.append({"type": "refusal", "refusal": refusal})
     return parts

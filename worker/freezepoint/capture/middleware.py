@@ -100,9 +100,14 @@ class CaptureMiddleware:
             log.warning("not captured: %r is no valid rollout id", rollout_id[:80])
             await self._app(inner, receive, send)
         else:
-            version = self._policy_version() if self._policy_version is not None else None
-            call = _Call(self, rollout_id, version)
-            await call.run(inner, receive, send)
+            await _Call(self, rollout_id, self._version()).run(inner, receive, send)
+
+    def _version(self) -> int | str | None:
+        try:
+            return self._policy_version() if self._policy_version is not None else None
+        except Exception:
+            log.exception("policy_version failed; the call is captured without one")
+            return None
 
     def _generates(self, scope: Scope) -> bool:
         path: str = scope["path"].rstrip("/")
@@ -156,6 +161,7 @@ class _Call:
         self._status = 0
         self._request = RequestRecording(middleware.body_bytes_max)
         self._recording: Recording | None = None
+        self._left: int | None = None
         self._settled = False
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +174,7 @@ class _Call:
         async def observed() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not self._status:
-                self._request.feed(bytes(message.get("body", b"")))
+                self._request.feed(bytes(message.get("body") or b""))
             return message
 
         try:
@@ -188,7 +194,9 @@ class _Call:
             if message["type"] == "http.response.start":
                 await self._start(message)
             elif message["type"] == "http.response.body":
-                await self._body(bytes(message.get("body", b"")), more=bool(message.get("more_body", False)))
+                await self._body(
+                    bytes(message.get("body") or b""), more=bool(message.get("more_body", False))
+                )
             elif message["type"] in ("http.response.pathsend", "http.response.zerocopysend"):
                 raise CaptureError("the response is sent as a file")
         except CaptureError as error:
@@ -198,11 +206,13 @@ class _Call:
             await self._settle(self._mark(f"capture failed: {type(error).__name__}"))
 
     async def _start(self, message: Message) -> None:
+        """With a content length the client has the whole response before an app says that there is no more of it."""
         self._status = message["status"]
         if self._is_success:
             if (refusal := await self._request_refusal()) is not None:
                 raise CaptureError(refusal)
             headers = {name.lower(): value.decode("latin-1") for name, value in message.get("headers", ())}
+            self._left = _length(headers.get(b"content-length", ""))
             self._recording = recording(
                 headers.get(b"content-type", "").lower(),
                 headers.get(b"content-encoding", ""),
@@ -224,7 +234,9 @@ class _Call:
                 await asyncio.to_thread(self._recording.feed, piece)
             else:
                 self._recording.feed(piece)
-            if self._recording.ended or not more:
+            if self._left is not None:
+                self._left -= len(piece)
+            if self._recording.ended or not more or self._left == 0:
                 await self._settle(self._capture(self._recording))
         elif not more:
             await self._settle(self._refused())
@@ -290,3 +302,8 @@ class _Call:
         began = time.monotonic()
         await asyncio.wait({self._middleware.background(work)}, timeout=max(0.0, self._wait_s))
         self._wait_s -= time.monotonic() - began
+
+
+def _length(value: str) -> int | None:
+    """A content length, if it is one and of anything."""
+    return int(value) or None if value.isascii() and value.isdigit() else None

@@ -18,12 +18,14 @@ from freezepoint.capture.arrays import (
     Body,
     carries,
     is_counted,
+    objects,
 )
 from freezepoint.errors import CaptureError
 
 _TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete"})
 _FAILED_EVENTS = frozenset({"response.failed", "error"})
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_CARRIERS = ("token_ids", "logprobs", "meta_info", GENERATION)
 _APPENDED = ("token_ids", GENERATION, LOG_PROBS)
 
 
@@ -51,7 +53,9 @@ class StreamAssembler:
         """
         self._chunks += 1
         kind = chunk.get("type")
-        if kind in _FAILED_EVENTS or (isinstance(chunk.get("error"), Mapping) and not chunk.get("choices")):
+        if (isinstance(kind, str) and kind in _FAILED_EVENTS) or (
+            isinstance(chunk.get("error"), Mapping) and not chunk.get("choices")
+        ):
             raise CaptureError(f"the stream reports a failure: {_failure(chunk)}")
         if isinstance(kind, str) and kind.startswith("response."):
             self._add_event(kind, chunk)
@@ -84,10 +88,9 @@ class StreamAssembler:
                 self._head[name] = chunk[name]
         if chunk.get(PROMPT) is not None:
             self._head.setdefault(PROMPT, chunk[PROMPT])
-        for part in chunk.get("choices") or []:
-            if isinstance(part, Mapping):
-                index = part.get("index") or 0
-                self._choices.setdefault(index, _Choice(index)).add(part)
+        for part in objects(chunk.get("choices")):
+            index = _index(part.get("index"), 0)
+            self._choices.setdefault(index, _Choice(index)).add(part)
         self.ended = bool(self._choices) and all(choice.finished for choice in self._choices.values())
 
     # --------------------------------------------------------------------------------------------------- Responses
@@ -95,13 +98,13 @@ class StreamAssembler:
     def _add_event(self, kind: str, event: Body) -> None:
         item = event.get("item")
         if kind == "response.output_item.done" and isinstance(item, Mapping):
-            self._done_items[event.get("output_index") or 0] = item
+            self._done_items[_index(event.get("output_index"), 0)] = item
         if kind in _TERMINAL_EVENTS and isinstance(event.get("response"), Mapping):
             self._final, self.ended = event["response"], True
 
     def _with_done_items(self, final: Body) -> Body:
         """The final response; where its own items carry no arrays, those that were sent one by one may."""
-        if any(carries(item) for item in final.get("output") or []) or not any(
+        if any(carries(item) for item in objects(final.get("output"))) or not any(
             map(carries, self._done_items.values())
         ):
             return final
@@ -193,8 +196,8 @@ class _Native:
 class _Choice:
     """One choice's deltas.
 
-    ``_gaps``: what a chunk with text did not carry of ``token_ids`` and ``logprobs``. ``_repeats``: inline arrays of a delta
-    began with all that came before.
+    ``_gaps``: carriers that a chunk with text came without. ``_bare_tokens``: a chunk of tokens and no text came, which only
+    a server sends that keeps what its parsers swallow. ``_repeats``: inline arrays of a delta began with all before them.
     """
 
     index: int
@@ -207,6 +210,8 @@ class _Choice:
     _logprobs: dict[str, list[Any]] = field(default_factory=dict)
     _meta: _MetaInfo | None = None
     _gaps: set[str] = field(default_factory=set)
+    _has_inline: bool = False
+    _bare_tokens: bool = False
     _repeats: bool = False
 
     def add(self, part: Body) -> None:
@@ -228,10 +233,23 @@ class _Choice:
         logprobs = part.get("logprobs")
         if isinstance(logprobs, Mapping):
             _append(self._logprobs, logprobs, ("content", "token_logprobs", "tokens"))
-        if _says_something(part):
-            self._gaps.update(name for name in ("token_ids", "logprobs") if part.get(name) is None)
+        self._note_gaps(part)
         if part.get("finish_reason") is not None:
             self._arrays["finish_reason"], self.finished = part["finish_reason"], True
+
+    def _note_gaps(self, part: Body) -> None:
+        """Rows of ``meta_info`` are counted, and arrays that come once are whole: these make up for chunks before them."""
+        delta = part.get("delta")
+        carried = {**(delta if isinstance(delta, Mapping) else {}), **part}
+        if carried.get("meta_info") is not None:
+            self._gaps.discard("meta_info")
+        if carried.get(GENERATION) is not None and not self._has_inline:
+            self._gaps.discard(GENERATION)
+            self._has_inline = True
+        if _says_something(part):
+            self._gaps.update(name for name in _CARRIERS if carried.get(name) is None)
+        elif part.get("finish_reason") is None and _has_bare_tokens(part):
+            self._bare_tokens = True
 
     def _add_delta(self, delta: Body) -> None:
         for name in _TEXTS:
@@ -244,22 +262,20 @@ class _Choice:
                 self._inline[name] = delta[name]
         self._repeats = self._repeats or _begins_with(delta, self._inline)
         _append(self._inline, delta, _APPENDED)
-        for call in delta.get("tool_calls") or []:
-            if isinstance(call, Mapping):
-                self._add_call(call)
+        for call in objects(delta.get("tool_calls")):
+            self._add_call(call)
 
     def _add_call(self, call: Body) -> None:
-        index = call.get("index")
-        whole = self._calls.setdefault(
-            len(self._calls) if index is None else index, {"function": {"arguments": ""}}
-        )
+        index = _index(call.get("index"), len(self._calls))
+        whole = self._calls.setdefault(index, {"function": {"arguments": ""}})
         if call.get("id"):
             whole["id"] = call["id"]
         function = call.get("function")
         if isinstance(function, Mapping):
             if function.get("name"):
                 whole["function"]["name"] = function["name"]
-            whole["function"]["arguments"] += function.get("arguments") or ""
+            if isinstance(function.get("arguments"), str):
+                whole["function"]["arguments"] += function["arguments"]
 
     def whole(self, usage: Any) -> dict[str, Any]:
         """:raises CaptureError: nothing shows that no tokens got lost or came twice."""
@@ -277,17 +293,26 @@ class _Choice:
     def _check_uncounted(self) -> None:
         """Without a usage, only chunks that each carry what they say show that nothing is missing.
 
-        Some servers drop the ids of chunks that their tool-call parser swallows (vLLM issue 27482).
+        Where a parser of tool calls or reasoning swallows a chunk, some servers drop the chunk with its ids, and the others
+        still agree (vLLM issue 27482, until 0.12).
         """
         if "token_ids" in self._arrays:
             carrier = "token_ids"
-        elif self._logprobs and self._meta is None and not self._inline:
-            carrier = "logprobs"
+        elif self._meta is not None:
+            carrier = "meta_info"
+        elif self._has_inline:
+            carrier = GENERATION
         else:
-            carrier = ""
+            carrier = "logprobs" if self._logprobs else ""
         if carrier in self._gaps:
             raise CaptureError(
                 f"a chunk of the stream has text but no {carrier}, and no usage shows whether tokens are missing "
+                "(stream_options.include_usage)"
+            )
+        parsed = bool(self._calls) or not self._texts.keys().isdisjoint(("reasoning", "reasoning_content"))
+        if parsed and carrier in ("token_ids", "logprobs") and not self._bare_tokens:
+            raise CaptureError(
+                "the stream has tool calls or reasoning, and no usage shows whether their parser swallowed tokens "
                 "(stream_options.include_usage)"
             )
         if self._repeats:
@@ -296,10 +321,26 @@ class _Choice:
             )
 
 
+def _index(value: Any, default: int) -> int:
+    """:raises CaptureError: it is there and no number."""
+    if value is None:
+        return default
+    if type(value) is not int:
+        raise CaptureError(f"an index of the stream is {str(value)[:80]!r}, not a number")
+    return value
+
+
 def _says_something(part: Body) -> bool:
     delta = part.get("delta")
     said = delta if isinstance(delta, Mapping) else {}
     return bool(part.get("text") or said.get("tool_calls") or any(said.get(name) for name in _TEXTS))
+
+
+def _has_bare_tokens(part: Body) -> bool:
+    """Ids beside a delta of nothing: not one whose text only ended within a character."""
+    delta = part.get("delta")
+    said = delta if isinstance(delta, Mapping) else {"content": ""}
+    return bool(part.get("token_ids")) and all(said.get(name) is None for name in _TEXTS)
 
 
 def _begins_with(delta: Body, before: Body) -> bool:
