@@ -9,16 +9,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 
+from examples.end_to_end.model_server import ModelServer
+from examples.end_to_end.serving import serving
 from freezepoint.cli.commands import COMMANDS, command_of
 from freezepoint.origins import OTHER_VARIABLES
 from freezepoint.settings import Settings
+from freezepoint.training import PaddedBatch
 from freezepoint_schemas.topics import TopicNames, topic_specs
 from tests.chaos.registry import all_scenarios
-from tests.documents import ROOT, Block, Typist, blocks_of, document, markdown_files, rows_under, spans_of
+from tests.contract.driving import Cluster
+from tests.documents import (
+    ROOT,
+    Block,
+    Typist,
+    blocks_of,
+    document,
+    markdown_files,
+    rows_under,
+    run_here,
+    says,
+    spans_of,
+)
 from tests.fuzz import test_fuzz
+from tests.integration.workers import run_until_idle
 from tests.simulation.mutations import MUTATIONS
 
 README = "README.md"
@@ -45,9 +63,11 @@ def write_capture(folder: Path) -> None:
 def test_these_are_all_blocks() -> None:
     """So that a new one is not forgotten here."""
     blocks = blocks_of(README)
-    assert [block.language for block in blocks] == ["console", "console", "console", "json"]
-    for text in ("make demo", "publish capture.jsonl", "topics apply", '"generation_token_ids"'):
-        assert block_with(text) in blocks
+    texts = ["make demo", "publish capture.jsonl", "topics apply", "CaptureMiddleware", "sink.complete"]
+    texts += ["TrajectoryReader", "examples.end_to_end", '"generation_token_ids"']
+    assert [block_with(text) for text in texts] == blocks
+    languages = ["console"] * 3 + ["python"] * 3 + ["console", "json"]
+    assert [block.language for block in blocks] == languages
 
 
 def test_the_make_targets_exist() -> None:
@@ -86,6 +106,65 @@ def test_the_shortest_way_on_kafka(tmp_path: Path, kafka_bootstrap: str, unique_
         typist.command(f"{run} &")  # it stays
         typist.until_printed(["freezepoint", "results"], '"rollout_id":"run7.12-0"')
         typist.command("freezepoint topics check --partitions 16")
+
+
+async def ask(url: str, attempt: int) -> None:
+    """One call of rollout ``0-<attempt>``, under the base URL that the README names."""
+    path = "/ng-rollout/<rollout id>/training-token-capture/v1"
+    assert path in document(README)
+    base_url = url + path.replace("<rollout id>", f"0-{attempt}")
+    async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
+        await client.chat.completions.create(
+            model="toy",
+            messages=[{"role": "user", "content": "Hello."}],
+            logprobs=True,
+            seed=attempt,
+            extra_body={"return_token_ids": True},
+        )
+
+
+async def test_both_edges(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is trained on is what was sampled, with the README's own lines at both ends."""
+    await cluster.with_topics()
+    for name, value in cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    here = {f"kafka://{BROKER.partition(',')[0]}": cluster.url}
+    model, batches = ModelServer(), []
+
+    def train(batch: PaddedBatch, *, missing: int, masked: int) -> None:
+        assert (missing, masked) == (0, 0)
+        batches.append(batch)
+
+    names: dict[str, Any] = {"app": model, "train": train, "steps": 1}
+    await run_here(block_with("CaptureMiddleware"), names, here)
+    complete = block_with("sink.complete")
+    assert "group_size=4" in complete.text
+    async with serving(names["app"]) as url:
+        for attempt in range(4):
+            await ask(url, attempt)
+            await run_here(complete, names, {**here, "0-3": f"0-{attempt}"})
+    run_until_idle(cluster.environment(), tmp_path / "worker.log")
+    await run_here(block_with("TrajectoryReader"), names, here)
+    (batch,) = batches
+    assert batch.rewards.tolist() == [1.0] * 4
+    rows = [row[:length].tolist() for row, length in zip(batch.token_ids, batch.lengths, strict=True)]
+    assert sorted(rows) == sorted([*sample.prompt, *sample.generation] for sample in model.samples)
+    sampled = [row[mask].tolist() for row, mask in zip(batch.token_ids, batch.loss_mask, strict=True)]
+    assert sorted(sampled) == sorted(sample.generation for sample in model.samples)
+    log_probs = [row[mask].tolist() for row, mask in zip(batch.log_probs, batch.loss_mask, strict=True)]
+    assert sorted(log_probs) == sorted(np.float32(sample.log_probs).tolist() for sample in model.samples)
+
+
+@pytest.mark.slow
+def test_the_example_in_one_command() -> None:
+    """Groups come in any order."""
+    (command, expected) = block_with("examples.end_to_end").commands[0]
+    with Typist(ROOT) as typist:
+        typist.command(command)
+    lines = typist.printed.splitlines()
+    assert len(lines) == len(expected.splitlines()), typist.printed
+    for line in expected.splitlines():
+        assert any(says(printed, line) for printed in lines), f"{line}\n{typist.printed}"
 
 
 # ------------------------------------------------------------------------------------------------------------ tables

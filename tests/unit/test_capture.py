@@ -578,7 +578,7 @@ def test_a_stream_that_names_its_ids_says_them_in_every_chunk() -> None:
         streamed([named(4, -0.5), BARE, named(5, -0.25, last=True)])
 
 
-RUBBISH = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers() | st.text(max_size=2) | st.none(), max_size=2) | st.just({}) | st.just([{}]) | st.just([[1]])  # fmt: skip
+RUBBISH: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers() | st.text(max_size=2) | st.none(), max_size=2) | st.just({}) | st.just([{}]) | st.just([[1]])  # fmt: skip
 STREAMS: list[list[dict[str, Any]]] = [
     VLLM_STREAM,
     parsed_stream(CALL_DELTA, bare=True),

@@ -185,6 +185,7 @@ def _from_logprobs(found: Found, logprobs: Any, place: str) -> None:
     if not isinstance(logprobs, Mapping):
         return
     content = logprobs.get("content")
+    names: Any
     if isinstance(content, list):
         values = [token.get("logprob") if isinstance(token, Mapping) else None for token in content]
         names = [token.get("token") if isinstance(token, Mapping) else None for token in content]
