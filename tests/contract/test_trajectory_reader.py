@@ -526,6 +526,48 @@ async def test_stale_rollouts_count_towards_their_group(cluster: Cluster) -> Non
         assert reader.counts.acked == 2
 
 
+async def test_everything_that_can_become_of_a_groups_results_is_counted_once(cluster: Cluster) -> None:
+    """One fresh, one masked, one stale, one missing; handed out at the deadline, again after a restart, and then repeats,
+    a later life and the missing one come."""
+    fresh = grouped("g", 4, "a", version=9)
+    results = [*fresh, *grouped("g", 4, "b", reasons=["timeout"]), *grouped("g", 4, "c", version=1)]
+    stale: dict[str, Any] = {"current_version": 10, "max_staleness": 3, "on_stale": "skip"}
+
+    def assert_whole(group: RolloutGroup) -> None:
+        assert shape(group) == ("g", ["g-a", "g-b", "g-c"], 1, False)
+        parts = [[member.rollout_id for member in part] for part in (group, group.masked, group.stale)]
+        assert parts == [["g-a"], ["g-b"], ["g-c"]]
+
+    async with filled(cluster, results) as transport:
+        async with reader_of(cluster, **stale) as reader:
+            (group,) = await take(reader.groups(deadline=1.5), 1)
+            assert_whole(group)  # and is not acknowledged
+        await publish_results(transport, fresh)
+        async with reader_of(cluster, **stale) as reader:
+            groups = reader.groups(deadline=1.5)
+            (group,) = await take(groups, 1)
+            assert_whole(group)
+            reader.ack(group)
+            later_life = result("g-b", group_id="g", group_size=4, freeze_offset=99)
+            for late in ([later_life], fresh, grouped("g", 4, "d")):
+                await publish_results(transport, late)
+            await publish_results(transport, grouped("next", 1, "a"))
+            (after,) = await take(groups, 1)
+            assert shape(after) == ("next", ["next-a"], 0, True)
+            reader.ack(after)
+
+            async def all_read() -> bool:
+                return reader.counts.read == 8
+
+            await poll_until_async(all_read, WAIT_S, "everything is read")
+            counts = reader.counts
+            assert +counts.skipped == {"repeated": 2, "late": 2}
+            assert (counts.delivered, counts.masked, counts.stale) == (4, 1, 1)
+            assert (counts.groups, counts.incomplete_groups, counts.late_groups) == (2, 1, 0)
+            await reader.commit()
+    assert await left(cluster, yield_masked=True) == []
+
+
 async def test_what_does_not_end_in_time_comes_incomplete_where_nothing_follows(cluster: Cluster) -> None:
     async with filled(cluster, grouped("g", 3, "ab")), reader_of(cluster, follow=False) as reader:
         async with asyncio.timeout(WAIT_S):

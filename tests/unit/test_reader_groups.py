@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from freezepoint.errors import ConfigurationError
-from freezepoint.reader.groups import GroupAssembler, GroupLimits, GroupRule, ReadyGroup
+from freezepoint.reader.groups import GroupAssembler, GroupLimits, GroupRule, Late, ReadyGroup
 from freezepoint.reader.trajectory import Trajectory
 from tests.results import result, trajectory
 
@@ -104,6 +104,21 @@ def test_late_results_can_come_as_groups_of_their_own() -> None:
         (["b"], 1, True),
         (["c"], 0, True),
     ]
+
+
+@pytest.mark.parametrize("late", ["drop", "yield"])
+def test_a_later_life_of_a_rollout_that_came_is_late_and_not_the_one_that_is_missing(late: Late) -> None:
+    made = assembler(GroupRule(size=3, deadline_s=1, late=late))
+    made.add(of("g", "a", masked=True), 0.0)
+    made.expire(1.0)
+    made.ready.clear()
+    for rollout, life in (("a", 1), ("b", 0), ("b", 1), ("a", 2)):
+        made.add(of("g", rollout, life=life), 2.0)
+    assert made.held == 0, "none of them begins a group anew"
+    assert made.add(of("g", "c"), 3.0) == ("late" if late == "drop" else None)
+    assert [group.missing for group in made.ready] == ([] if late == "drop" else [2, 1, 1, 1, 0])
+    assert made.add(of("g", "d"), 4.0) is None
+    assert made.held == 1, "the name is used anew"
 
 
 def test_results_without_a_group() -> None:

@@ -85,9 +85,10 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Emitted:
-    """A group handed out incomplete: how many are still to come, None where nobody knows."""
+    """A group handed out incomplete: how many are still to come, None where nobody knows, and which rollouts have come."""
 
     missing: int | None
+    rollouts: set[str]
 
 
 class GroupAssembler:
@@ -171,7 +172,11 @@ class GroupAssembler:
         return None
 
     def _add_late(self, group_id: str, emitted: _Emitted, trajectory: Trajectory) -> Why | None:
-        if emitted.missing is not None:
+        is_new = trajectory.rollout_id not in emitted.rollouts
+        emitted.rollouts.add(trajectory.rollout_id)
+        if (
+            emitted.missing is not None and is_new
+        ):  # a later life of one that has come is not the one that is missing
             emitted.missing -= 1
             if emitted.missing <= 0:
                 del self._emitted[group_id]
@@ -212,6 +217,6 @@ class GroupAssembler:
         group = ReadyGroup(group_id, pending.members, pending.superseded, pending.expected, crowded=crowded)
         self.ready.append(group)
         if group.missing != 0:
-            self._emitted[group_id] = _Emitted(group.missing)
+            self._emitted[group_id] = _Emitted(group.missing, set(group.members))
             if len(self._emitted) > self._limits.remembered_max:
                 self._emitted.popitem(last=False)
