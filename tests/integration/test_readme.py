@@ -152,7 +152,9 @@ async def test_both_edges(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.
     sampled = [row[mask].tolist() for row, mask in zip(batch.token_ids, batch.loss_mask, strict=True)]
     assert sorted(sampled) == sorted(sample.generation for sample in model.samples)
     log_probs = [row[mask].tolist() for row, mask in zip(batch.log_probs, batch.loss_mask, strict=True)]
-    assert sorted(log_probs) == sorted(np.asarray(sample.log_probs, np.float32).tolist() for sample in model.samples)
+    assert sorted(log_probs) == sorted(
+        np.asarray(sample.log_probs, np.float32).tolist() for sample in model.samples
+    )
 
 
 @pytest.mark.slow

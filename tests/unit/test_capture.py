@@ -121,6 +121,29 @@ def test_each_form(name: str) -> None:
     assert entry.response_id == ("gen-1" if "native" in name else "chatcmpl-1")
 
 
+NOTHING = {
+    "response": ["error", "usage", "system_fingerprint", "service_tier", "prompt_logprobs", "kv_transfer_params", "prompt_token_ids",
+                 "sglext", "metadata"],
+    "choice": ["logprobs", "stop_reason", "matched_stop", "token_ids", "routed_experts", "prompt_token_ids", "meta_info",
+               "hidden_states", "prompt_logprobs"],
+    "message": ["refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning", "reasoning_content", "prompt_token_ids",
+                "generation_token_ids", "generation_log_probs", "routed_experts"],
+}  # fmt: skip
+"""What servers write where they have nothing to say."""
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_null_fields_and_unknown_ones_mean_nothing(name: str) -> None:
+    plain = copy.deepcopy(GOOD[name])
+    full = {**dict.fromkeys(NOTHING["response"]), "new": {"choices": 3}, **plain}
+    if "choices" in full:
+        (choice,) = full["choices"]
+        message = {**dict.fromkeys(NOTHING["message"]), "new": [1], **choice["message"]}
+        full["choices"] = [{**dict.fromkeys(NOTHING["choice"]), "new": "x", **choice, "message": message}]
+    known = {"created_at": 1.0}
+    assert captured(full, **known).model_dump() == captured(plain, **known).model_dump()
+
+
 def test_responses_keep_their_items_without_arrays() -> None:
     reasoning = {"type": "reasoning", "summary": [], "id": "rs"}
     carrier = {**CALL_ITEM, **INLINE, "routed_experts": [[[1]], [[2]]]}

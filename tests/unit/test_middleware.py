@@ -240,7 +240,8 @@ async def test_a_wrong_content_length_is_not_relied_on(length: str) -> None:
 
 
 async def test_a_stream_may_be_cut_anywhere_and_end_without_done() -> None:
-    whole = b"".join(SSE).replace(b"\n", b"\r\n")
+    keep_alive = b": keep-alive\n\nevent: message\nid: 1\nretry: 5\n"
+    whole = b"".join(keep_alive + event for event in SSE).replace(b"\n", b"\r\n")
     sink = FakeSink()
     await call(streaming([whole[start : start + 7] for start in range(0, len(whole), 7)]), sink)
     assert sink.verbs == ["begin", "put"]
