@@ -230,6 +230,18 @@ async def test_a_content_length_tells_the_last_bytes(coding: str) -> None:
     assert_tokens(sink.entries[0])
 
 
+async def test_a_refusal_with_a_content_length_is_withdrawn_before_its_last_bytes() -> None:
+    sink = FakeSink()
+    seen: list[list[str]] = []
+
+    async def on_send(message: Message) -> None:
+        seen.append(sink.verbs)
+
+    headers = {"content-type": "application/json", "content-length": "4"}
+    await call(App((b"no", b"no", b""), status=400, headers=headers), sink, on_send=on_send)
+    assert seen == [["begin"], ["begin"], ["begin", "cancel"], ["begin", "cancel"]]
+
+
 @pytest.mark.parametrize("length", ["", "0", "-1", "x", "99999999"])
 async def test_a_wrong_content_length_is_not_relied_on(length: str) -> None:
     sink = FakeSink()

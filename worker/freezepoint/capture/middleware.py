@@ -208,11 +208,11 @@ class _Call:
     async def _start(self, message: Message) -> None:
         """With a content length the client has the whole response before an app says that there is no more of it."""
         self._status = message["status"]
+        headers = {name.lower(): value.decode("latin-1") for name, value in message.get("headers", ())}
+        self._left = _length(headers.get(b"content-length", ""))
         if self._is_success:
             if (refusal := await self._request_refusal()) is not None:
                 raise CaptureError(refusal)
-            headers = {name.lower(): value.decode("latin-1") for name, value in message.get("headers", ())}
-            self._left = _length(headers.get(b"content-length", ""))
             self._recording = recording(
                 headers.get(b"content-type", "").lower(),
                 headers.get(b"content-encoding", ""),
@@ -229,14 +229,15 @@ class _Call:
         return 200 <= self._status < 300  # noqa: PLR2004 - HTTP's successes
 
     async def _body(self, piece: bytes, *, more: bool) -> None:
+        if self._left is not None:
+            self._left -= len(piece)
+        more = more and self._left != 0
         if self._recording is not None:
             if len(piece) > OFF_LOOP_BYTES:
                 await asyncio.to_thread(self._recording.feed, piece)
             else:
                 self._recording.feed(piece)
-            if self._left is not None:
-                self._left -= len(piece)
-            if self._recording.ended or not more or self._left == 0:
+            if self._recording.ended or not more:
                 await self._settle(self._capture(self._recording))
         elif not more:
             await self._settle(self._refused())
