@@ -130,6 +130,18 @@ async def config(made: KafkaTransport, topic: Topic) -> dict[str, str]:
     return (await made._cluster.configs([name]))[name]
 
 
+async def recreate(made: KafkaTransport, topic: Topic, partitions: int = 1) -> None:
+    """Delete a topic, and create one with its name."""
+    admin, client = made.admin(), await made._cluster.admin()
+    await client.delete_topics([made.names[topic]])
+
+    async def gone() -> bool:
+        return await admin.identity(topic) is None
+
+    await poll_until_async(gone, 30.0, "the topic is deleted")
+    await admin.apply(topic_specs(made.names, partitions))
+
+
 async def cancel(task: "asyncio.Task[Any]") -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import shutil
@@ -14,9 +15,11 @@ import pytest
 
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent, TokenEntry
+from freezepoint_schemas.topics import Topic
 from tests.events import clear, complete, entry
+from tests.integration.kafka_kit import recreate, transport
 from tests.integration.shell import Shell
-from tests.integration.workers import worker
+from tests.integration.workers import publish, worker
 from tests.polling import poll_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -54,6 +57,34 @@ def test_a_rollout_is_explained_from_the_broker(worked: Shell) -> None:
     still_open = worked.ok("inspect", "open").out.decode()
     assert "still open" in still_open
     assert "published  not yet; workers have come to offset" in still_open
+
+
+async def test_a_topic_that_was_created_again_is_said_plainly(
+    kafka_bootstrap: str, unique_prefix: str, shell: Shell
+) -> None:
+    """Its ledger speaks of another log: of what is in this one it knows nothing, whatever offsets say."""
+    where = ("--broker", f"kafka://{kafka_bootstrap}", "--topic-prefix", f"{unique_prefix}-")
+    group = {"FREEZEPOINT_WORKER__GROUP": f"{unique_prefix}-group"}
+    async with transport(kafka_bootstrap, unique_prefix) as made:
+        await publish(made, [*FORK, complete("fork")])
+        await asyncio.to_thread(shell.ok, "run", "--until-idle", *where, environment=group)
+        before = await asyncio.to_thread(shell.ok, "inspect", "fork", *where)
+        assert b"recreated" not in before.out
+        await recreate(made, Topic.TOKENS)
+
+        outcome = await asyncio.to_thread(shell, "inspect", "fork", *where)
+        assert outcome.code == 2
+        said = rf"{unique_prefix}-rollout-tokens\[0\] is not the log the ledger speaks of \(topic id \S+, not \S+\): the topic was recreated"
+        assert re.search(said, outcome.err)
+
+        await publish(made, [entry("fork", "m", [1, 2], [3]), complete("fork", reward=1.0)])
+        text = (await asyncio.to_thread(shell.ok, "inspect", "fork", *where)).out.decode()
+        assert re.search(f"NO WORKER WORKS ON THIS LOG: {said}", " ".join(text.split()))
+        assert "rollout fork: trainable" in text, "by its own log"
+        assert "published " not in text
+        checked = await asyncio.to_thread(shell, "doctor", *where, environment=group)
+        assert checked.code == 1
+        assert re.search(said, checked.out.decode())
 
 
 def test_what_was_published_otherwise_is_said_in_every_form(worked: Shell) -> None:

@@ -10,7 +10,7 @@ from freezepoint.transport.kafka import KafkaTransport
 from freezepoint.transport.ports import Retention, TopicFinding
 from freezepoint_schemas.topics import Topic, TopicSpec, topic_specs
 from tests.events import entry
-from tests.integration.kafka_kit import config, set_config, transport
+from tests.integration.kafka_kit import config, recreate, set_config, transport
 from tests.integration.shell import Shell
 from tests.integration.workers import publish
 from tests.polling import poll_until_async
@@ -151,14 +151,7 @@ async def test_a_topic_created_again_is_another_one(kafka_bootstrap: str, unique
         first = await admin.identity(Topic.TOKENS)
         assert first is not None
         assert first == await admin.identity(Topic.TOKENS) != await admin.identity(Topic.LEDGER)
-        client = await made._cluster.admin()
-        await client.delete_topics([made.names[Topic.TOKENS]])
-
-        async def gone() -> bool:
-            return await admin.identity(Topic.TOKENS) is None
-
-        await poll_until_async(gone, 30.0, "the topic is deleted")
-        await admin.apply(specs(made))
+        await recreate(made, Topic.TOKENS)
         assert await admin.identity(Topic.TOKENS) not in (None, first)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.partition import PartitionConfig, PartitionCore
 from freezepoint.core.rollout import LogLimits
-from freezepoint.errors import InputError
+from freezepoint.errors import ConfigurationError, InputError
 from freezepoint.inspection.following import Beginning, Follower, Life, LifeState
 from freezepoint.inspection.ledger import POLL_RECORDS, POLL_S, Ledger, read_ledger
 from freezepoint.lines import LineError, Source
 from freezepoint.offline import OfflineBuilder
+from freezepoint.restore import recreated as topic_recreated
 from freezepoint.settings import Settings, WorkerSettings
 from freezepoint.transport.connect import connect
 from freezepoint.transport.ports import Retention
@@ -25,7 +26,8 @@ class Found:
     """One life of a rollout: number ``number`` of the ``count`` that are known, the oldest being 1.
 
     ``ledger``: what its workers decided; None where there are none. ``log_start``: the first offset of its partition that
-    is still there. ``retention``: of the topic; None where there is none.
+    is still there. ``retention``: of the topic; None where there is none. ``recreated``: that the ledger is another topic's,
+    and so no part of this.
     """
 
     life: Life
@@ -34,6 +36,7 @@ class Found:
     ledger: Ledger | None = None
     log_start: int = 0
     retention: Retention | None = None
+    recreated: str | None = None
 
     @property
     def log(self) -> FrozenLog:
@@ -48,9 +51,11 @@ class Found:
 
 async def find_in_broker(settings: Settings, rollout_id: str, number: int | None = None) -> Found | None:
     """Read the ledger, then the rollout's partition from its begin, and keep what is of it; None where there is nothing.
+    A ledger of another topic, which had the same name, is left out.
 
     :param number: of the life, by default the last.
     :raises InputError: there is no such life.
+    :raises ConfigurationError: there is nothing, and the topic was recreated.
     :raises BrokerError: the broker failed.
     :raises MissingTopicError: there are no topics.
     """
@@ -59,8 +64,10 @@ async def find_in_broker(settings: Settings, rollout_id: str, number: int | None
         retention = await transport.admin().retention(Topic.TOKENS)
         partition = partition_for(rollout_id.encode("ascii"), count)
         ledger = await read_ledger(transport, partition, rollout_id)
+        topic_id = await transport.admin().identity(Topic.TOKENS)
+        recreated = _recreated(ledger, f"{transport.names[Topic.TOKENS]}[{partition}]", topic_id)
         core = _core(settings.worker, transport.names[Topic.TOKENS], partition, count)
-        follower = Follower(rollout_id, core, ledger)
+        follower = Follower(rollout_id, core, Ledger() if recreated else ledger)
         reader = await transport.reader(Topic.TOKENS, partitions=[partition])
         try:
             while not await reader.at_end():
@@ -68,7 +75,19 @@ async def find_in_broker(settings: Settings, rollout_id: str, number: int | None
                     follower.take(record)
         finally:
             await reader.close()
-    return _found(follower, retention, number)
+    found = _found(follower, retention, number)
+    if recreated is None:
+        return found
+    if found is None:
+        raise recreated
+    return replace(found, ledger=None, recreated=str(recreated))
+
+
+def _recreated(ledger: Ledger, where: str, topic_id: str | None) -> ConfigurationError | None:
+    """As a worker would say it, which refuses to work on."""
+    if topic_id is None or ledger.topic_id in (None, topic_id):
+        return None
+    return topic_recreated(where, f"topic id {topic_id}, not {ledger.topic_id}")
 
 
 def _found(follower: Follower, retention: Retention, number: int | None) -> Found | None:

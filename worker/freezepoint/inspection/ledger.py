@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from freezepoint.core.ledger import Decided
 from freezepoint.core.records import InputRecord
@@ -19,11 +19,12 @@ POLL_RECORDS = 500
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """``decided``: of the rollout. ``applied_offset``: how far its partition has been worked on, -1 where never.
-    ``chunks``: what was carried of its open life, by key."""
+    ``chunks``: what was carried of its open life, by key. ``topic_id``: what the tokens topic was then, where workers knew."""
 
     decided: Decided = field(default_factory=Decided)
     applied_offset: int = -1
     chunks: Mapping[bytes, bytes] = field(default_factory=dict)
+    topic_id: str | None = None
 
 
 async def read_ledger(transport: Transport, partition: int, rollout_id: str) -> Ledger:
@@ -45,14 +46,12 @@ async def read_ledger(transport: Transport, partition: int, rollout_id: str) -> 
 def with_record(ledger: Ledger, rollout_id: str, record: InputRecord) -> Ledger:
     """What is said of the rollout, one record of the ledger later."""
     key, value, own = record.key or b"", record.value, rollout_id.encode("ascii")
-    decided, applied_offset, chunks = ledger.decided, ledger.applied_offset, ledger.chunks
     if key == own:
-        decided = Decided() if value is None else Decided.of(codec.decode_ledger(value))
-    elif key == PROGRESS_KEY and value is not None:
-        applied_offset = codec.decode_progress(value).applied_offset
-    elif key.startswith(own + CARRY_MARK):
-        chunks = {name: chunk for name, chunk in chunks.items() if name != key}
-        chunks |= {} if value is None else {key: value}
-    else:
-        return ledger
-    return Ledger(decided, applied_offset, chunks)
+        return replace(ledger, decided=Decided() if value is None else Decided.of(codec.decode_ledger(value)))
+    if key == PROGRESS_KEY and value is not None:
+        progress = codec.decode_progress(value)
+        return replace(ledger, applied_offset=progress.applied_offset, topic_id=progress.topic_id)
+    if key.startswith(own + CARRY_MARK):
+        chunks = {name: chunk for name, chunk in ledger.chunks.items() if name != key}
+        return replace(ledger, chunks=chunks if value is None else chunks | {key: value})
+    return ledger

@@ -97,7 +97,12 @@ def kept(facts: dict[str, Any]) -> str | None:
 
 def remarks(found: Found, facts: dict[str, Any]) -> list[str]:
     """What has to be known before anything else is believed."""
-    return [*_of_the_end(found), *_of_the_beginning(found), *_of_the_difference(facts)]
+    return [*_of_the_topic(found), *_of_the_end(found), *_of_the_beginning(found), *_of_the_difference(facts)]
+
+
+def _of_the_topic(found: Found) -> Iterator[str]:
+    if found.recreated is not None:
+        yield f"NO WORKER WORKS ON THIS LOG: {found.recreated}"
 
 
 def _of_the_end(found: Found) -> Iterator[str]:
