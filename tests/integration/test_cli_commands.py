@@ -461,6 +461,35 @@ def test_no_command_tells_a_secret(shell: Shell, command: str) -> None:
     assert "geheim" not in outcome.err + outcome.out.decode()
 
 
+@pytest.mark.parametrize("command", ["run --until-idle --log-level debug", "doctor", "results", "config"])
+@pytest.mark.parametrize("source", ["file", "endpoint"])
+def test_no_command_tells_a_token_or_what_it_is_bought_with(shell: Shell, command: str, source: str) -> None:
+    (shell.folder / "token").write_text("geheim")
+    given = {
+        "file": {"SASL_OAUTH_TOKEN_FILE": "token"},
+        "endpoint": {
+            "SASL_OAUTH_TOKEN_URL": "http://127.0.0.1:9/token",
+            "SASL_OAUTH_CLIENT_ID": "worker",
+            "SASL_OAUTH_CLIENT_SECRET": "geheim",
+        },
+    }[source]
+    environment = {f"FREEZEPOINT_KAFKA__{name}": value for name, value in given.items()}
+    outcome = shell(
+        *command.split(),
+        environment=environment
+        | {
+            "FREEZEPOINT_BROKER": "kafka://127.0.0.1:9",
+            "FREEZEPOINT_KAFKA__REQUEST_TIMEOUT_MS": "1000",
+            "FREEZEPOINT_KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+            "FREEZEPOINT_KAFKA__SASL_MECHANISM": "OAUTHBEARER",
+        },
+    )
+    told = outcome.err + outcome.out.decode()
+    assert outcome.code == (0 if command == "config" else 1), told
+    assert "127.0.0.1:9" in told
+    assert "geheim" not in told
+
+
 # ------------------------------------------------------------------------------------------------------------ config
 
 

@@ -146,6 +146,32 @@ def test_a_pod_has_no_privilege_and_no_secret_of_its_own(kind: str) -> None:
     assert not [name for name in data if "PASSWORD" in name]
 
 
+def test_the_component_oauth_gives_pods_a_token_in_place_of_a_secret(tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "overlays" / "example"
+    (overlay / "kustomization.yaml").write_text(
+        "resources: [../../base]\ncomponents: [../../components/topics, ../../components/oauth]\n"
+    )
+    manifests = kustomized(overlay)
+    data = only(manifests, "ConfigMap")["data"]
+    assert data["FREEZEPOINT_KAFKA__SASL_MECHANISM"] == "OAUTHBEARER"
+    token = Path(data["FREEZEPOINT_KAFKA__SASL_OAUTH_TOKEN_FILE"])
+    accounts = {m["metadata"]["name"] for m in manifests if m["kind"] == "ServiceAccount"}
+    for kind, account in (("Deployment", "freezepoint"), ("Job", "freezepoint-admin")):
+        workload = only(manifests, kind)
+        kubernetes_validate.validate(workload, RELEASES[0], strict=True)
+        spec = pod_of(workload)["spec"]
+        assert spec["serviceAccountName"] == account
+        assert account in accounts
+        (container,) = spec["containers"]
+        assert not container.get("env"), "a password beside the token would be refused"
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        (volume,) = [volume for volume in spec["volumes"] if volume["name"] == mounts[str(token.parent)]]
+        (source,) = volume["projected"]["sources"]
+        assert source["serviceAccountToken"]["path"] == token.name
+        assert str(Path(data["FREEZEPOINT_KAFKA__SSL_CA_FILE"]).parent) in mounts, "the others stay"
+
+
 def test_a_worker_s_limits_hold_what_its_settings_ask_for() -> None:
     manifests = kustomized(OVERLAY)
     spec = pod_of(only(manifests, "Deployment"))["spec"]

@@ -341,7 +341,9 @@ def test_compose_reaches_what_it_names() -> None:
 def test_every_manifest_is_yaml_and_named_by_its_kustomization() -> None:
     for kustomization in KUBERNETES.rglob("kustomization.yaml"):
         folder = kustomization.parent
-        named = loaded(kustomization).get("resources", [])
+        said = loaded(kustomization)
+        patches = [patch["path"] for patch in said.get("patches", []) if "path" in patch]
+        named = [*said.get("resources", []), *patches]
         files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
         assert {name for name in named if name.endswith(".yaml")} == files
         for name in files:

@@ -1,9 +1,13 @@
+import logging
 import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.protocol.admin import SaslAuthenticateRequest
+from aiokafka.protocol.metadata import MetadataRequest
 from pydantic import SecretStr
 
 from freezepoint.errors import ConfigurationError
@@ -57,6 +61,72 @@ def test_missing_credentials_name_the_settings(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="FREEZEPOINT_KAFKA__SASL_PASSWORD") as caught:
         arguments(security_protocol="SASL_SSL", **given)
     assert SECRET not in str(caught.value)
+
+
+TOKEN_URL = {
+    "sasl_oauth_token_url": "https://issuer.test/token",
+    "sasl_oauth_client_id": "worker",
+    "sasl_oauth_client_secret": SecretStr(SECRET),
+}
+TOKEN_FILE = {"sasl_oauth_token_file": Path("/run/token")}
+BEARER = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+
+
+@pytest.mark.parametrize("given", [TOKEN_FILE, TOKEN_URL], ids=["file", "endpoint"])
+def test_a_token_provider_reaches_the_client_and_no_password(given: dict[str, Any]) -> None:
+    made = arguments(**BEARER, **given)
+    assert made["sasl_mechanism"] == "OAUTHBEARER"
+    assert isinstance(made["sasl_oauth_token_provider"], AbstractTokenProvider)
+    assert not [name for name in made if name.startswith("sasl_plain")]
+    assert SECRET not in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (BEARER, "FREEZEPOINT_KAFKA__SASL_OAUTH_TOKEN_FILE.*FREEZEPOINT_KAFKA__SASL_OAUTH_TOKEN_URL"),
+        (BEARER | TOKEN_FILE | TOKEN_URL, r"kafka\.sasl_oauth_token_file gives the token.*unset the one"),
+        (BEARER | TOKEN_FILE | {"sasl_oauth_scope": "x"}, "FREEZEPOINT_KAFKA__SASL_OAUTH_SCOPE"),
+        (BEARER | TOKEN_FILE | {"sasl_username": "alice"}, "no use for kafka.sasl_username"),
+        (BEARER | {"sasl_oauth_client_id": "worker"}, "FREEZEPOINT_KAFKA__SASL_OAUTH_TOKEN_URL"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_client_id": None}, "needs kafka.sasl_oauth_client_id"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_client_secret": None}, "none is set"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_client_secret_file": Path("/x")}, "both are set"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_token_url": "http://issuer.test/token"}, "must be https"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_token_url": "http://127.0.0.1.test/token"}, "must be https"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_token_url": "file:///etc/passwd"}, "is no URL"),
+        (
+            BEARER | TOKEN_URL | {"sasl_oauth_token_url": f"https://a:{SECRET}@b/"},
+            "is no URL|holds credentials",
+        ),
+        (BEARER | TOKEN_URL | {"sasl_oauth_token_url": "https://a:pw@b/"}, "holds credentials"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_token_url": "https://b:99999/"}, "is no URL"),
+        (
+            BEARER | TOKEN_URL | {"sasl_oauth_ca_file": Path("/nowhere")},
+            r"kafka\.sasl_oauth_ca_file /nowhere",
+        ),
+        (BEARER | TOKEN_FILE | {"security_protocol": "SSL"}, "FREEZEPOINT_KAFKA__SECURITY_PROTOCOL=SASL_SSL"),
+        ({"security_protocol": "SASL_SSL"} | TOKEN_FILE, "FREEZEPOINT_KAFKA__SASL_MECHANISM"),
+        (TOKEN_URL, r"which has no use for kafka\.sasl_oauth_token_url"),
+    ],
+)
+def test_missing_or_contradicting_token_settings_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        arguments(**given)
+    assert SECRET not in str(caught.value)
+
+
+def test_the_clients_own_log_never_holds_a_credential(caplog: pytest.LogCaptureFixture) -> None:
+    """At level debug it logs whole requests."""
+    arguments(security_protocol="SASL_SSL", sasl_username="alice", sasl_password=SecretStr(SECRET))
+    with caplog.at_level(logging.DEBUG, "aiokafka.conn"):
+        log = logging.getLogger("aiokafka.conn")
+        log.debug(
+            "Request to %s: %s", "broker", SaslAuthenticateRequest(SECRET.encode()).prepare({36: (0, 1)})
+        )
+        log.debug("Request to %s: %s", "broker", MetadataRequest(["a-topic"]).prepare({3: (0, 5)}))
+    assert SECRET not in caplog.text
+    assert "a-topic" in caplog.text
 
 
 def test_tls_verifies_certificates_and_hostnames() -> None:

@@ -28,12 +28,22 @@ class _Section(BaseModel):
 
 
 class KafkaSettings(_Section):
-    """How to reach a Kafka cluster."""
+    """How to reach a Kafka cluster.
+
+    ``sasl_oauth_…``: where OAUTHBEARER tokens come from, a file that somebody keeps fresh or an OIDC token endpoint.
+    """
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "SCRAM-SHA-512"
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
+    sasl_oauth_token_file: Path | None = None
+    sasl_oauth_token_url: str | None = None
+    sasl_oauth_client_id: str | None = None
+    sasl_oauth_client_secret: SecretStr | None = None
+    sasl_oauth_client_secret_file: Path | None = None
+    sasl_oauth_scope: str | None = None
+    sasl_oauth_ca_file: Path | None = None
     ssl_ca_file: Path | None = None
     ssl_cert_file: Path | None = None
     ssl_key_file: Path | None = None

@@ -11,13 +11,16 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.conn import collect_hosts
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
-from aiokafka.errors import KafkaConnectionError, ProducerClosed
+from aiokafka.errors import KafkaConnectionError, ProducerClosed, SaslAuthenticationFailed
 
 from freezepoint.errors import BrokerUnavailableError, ConfigurationError
 from freezepoint.settings import KafkaSettings
+from freezepoint.transport.kafka.bearer import BearerProvider, BearerSource
+from freezepoint.transport.kafka.credentials import credentials, refused_token
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, one_line, translate
+from freezepoint.transport.kafka.sessions import AskingConnection, Sessions
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ RETRY_BACKOFF_MS = 50
 
 CONNECTION_KEYS = frozenset({
     "client_id", "request_timeout_ms", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username",
-    "sasl_plain_password",
+    "sasl_plain_password", "sasl_oauth_token_provider",
 })  # fmt: skip
 IDLE_CONNECTION_MS = 540_000
 FETCH_WAIT_MS = 500
@@ -43,7 +46,7 @@ PROBE_S = 2.0
 def connection_arguments(bootstrap: str, settings: KafkaSettings) -> dict[str, Any]:
     """What every client needs to reach the cluster.
 
-    :raises ConfigurationError: credentials are missing, or a TLS file cannot be used.
+    :raises ConfigurationError: credentials are missing or contradict each other, or a TLS file cannot be used.
     """
     arguments: dict[str, Any] = {
         "bootstrap_servers": bootstrap.split(","),
@@ -54,24 +57,10 @@ def connection_arguments(bootstrap: str, settings: KafkaSettings) -> dict[str, A
         "connections_max_idle_ms": IDLE_CONNECTION_MS,
         "security_protocol": settings.security_protocol,
     }
-    if settings.security_protocol.startswith("SASL_"):
-        arguments |= _credentials(settings)
+    arguments |= credentials(settings)
     if settings.security_protocol.endswith("SSL"):
         arguments["ssl_context"] = _tls_context(settings)
     return arguments
-
-
-def _credentials(settings: KafkaSettings) -> dict[str, Any]:
-    if settings.sasl_username is None or settings.sasl_password is None:
-        raise ConfigurationError(
-            f"kafka.security_protocol {settings.security_protocol} needs credentials: set kafka.sasl_username and "
-            "kafka.sasl_password (FREEZEPOINT_KAFKA__SASL_USERNAME, FREEZEPOINT_KAFKA__SASL_PASSWORD)"
-        )
-    return {
-        "sasl_mechanism": settings.sasl_mechanism,
-        "sasl_plain_username": settings.sasl_username,
-        "sasl_plain_password": settings.sasl_password.get_secret_value(),
-    }
 
 
 def _tls_context(settings: KafkaSettings) -> ssl.SSLContext:
@@ -108,6 +97,7 @@ class Clients:
         self.silent = False
         """Whether the broker's last answer did not come: then none is waited for when clients are closed."""
         self._connection: dict[str, Any] | None = None
+        self._sessions: Sessions | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -116,11 +106,30 @@ class Clients:
             self._connection = connection_arguments(self.bootstrap, self.settings)
         return self._connection
 
+    @property
+    def _bearers(self) -> BearerSource | None:
+        found: BearerProvider | None = self.connection.get("sasl_oauth_token_provider")
+        return None if found is None else found.source
+
+    def _watched(self, client: Any) -> Any:
+        """Connections that authenticate are renewed in time."""
+        if self.settings.security_protocol.startswith("SASL_"):
+            if self._sessions is None:
+                self._sessions = Sessions(self._bearers)
+            self._sessions.watch(_inner(client))
+        return client
+
+    @property
+    def user(self) -> str | None:
+        """Who we are to the broker, as far as we know: it may make another name of a token than its subject."""
+        last = self._bearers.last if self._bearers is not None else None
+        return last.subject if last is not None else self.settings.sasl_username
+
     def producer(
         self, *, batch_bytes: int, record_bytes_max: int, linger_ms: int, transactional_id: str | None = None
     ) -> Any:
         compression = self.settings.compression
-        return AIOKafkaProducer(
+        producer = AIOKafkaProducer(
             **self.connection,
             acks="all",
             enable_idempotence=True,
@@ -131,10 +140,11 @@ class Clients:
             transactional_id=transactional_id,
             transaction_timeout_ms=self.settings.transaction_timeout_ms,
         )
+        return self._watched(producer)
 
     def consumer(self, group: str | None = None, *, partition_fetch_bytes: int | None = None) -> Any:
         settings = self.settings
-        return AIOKafkaConsumer(
+        consumer = AIOKafkaConsumer(
             **self.connection,
             group_id=group,
             enable_auto_commit=False,
@@ -155,22 +165,29 @@ class Clients:
             fetch_max_bytes=settings.fetch_max_bytes,
             max_partition_fetch_bytes=partition_fetch_bytes or settings.partition_fetch_bytes,
         )
+        return self._watched(consumer)
 
     def admin(self) -> Any:
         """It asks for the metadata of every topic of the cluster, and so seldom."""
-        return AIOKafkaAdminClient(**self.connection | {"metadata_max_age_ms": 10 * METADATA_MAX_AGE_MS})
+        return self._watched(
+            AIOKafkaAdminClient(**self.connection | {"metadata_max_age_ms": 10 * METADATA_MAX_AGE_MS})
+        )
 
     async def start(self, client: Any, doing: str) -> None:
         """Start a client within the request timeout. One that fails to start is closed too: aiokafka leaves that to us.
 
-        :raises BrokerUnavailableError: nothing answers.
-        :raises ConfigurationError: the broker refuses us.
+        :raises BrokerUnavailableError: nothing answers, or there is no token yet to connect with.
+        :raises ConfigurationError: the broker refuses us, or whoever gives tokens does.
         """
         try:
+            if self._bearers is not None:  # the client would only log why there is none
+                await self._bearers.bearer()
             async with asyncio.timeout(self.timeout_s):
                 await client.start()
             _require_brokers(client)
             self.silent = False
+            if self._sessions is not None and not self._sessions.known:
+                await self._learn_session(self._sessions)
         except CLIENT_ERRORS as error:
             self.silent = True
             self.dispose(client)
@@ -187,19 +204,36 @@ class Clients:
         asks once more, and only where there is something to refuse."""
         if self.settings.security_protocol == "PLAINTEXT":
             return None
-        wanted = {key: value for key, value in self.connection.items() if key in CONNECTION_KEYS}
-        host, port, _ = next(iter(collect_hosts(self.connection["bootstrap_servers"])))
+        connection = self._asking()
         try:
-            connection = await create_conn(host, port, **wanted)
+            await connection.connect()
         except ssl.SSLError as error:
             return ConfigurationError(
-                f"TLS with {host}:{port} failed: {one_line(error)}; check kafka.security_protocol and kafka.ssl_ca_file"
+                f"TLS with {connection.host}:{connection.port} failed: {one_line(error)}; check kafka.security_protocol and "
+                "kafka.ssl_ca_file"
             )
         except CLIENT_ERRORS as error:
-            refused = translate(error, f"connecting at {host}:{port}")
+            if self._bearers is not None and isinstance(error, SaslAuthenticationFailed):
+                return refused_token(self.settings)
+            refused = translate(error, f"connecting at {connection.host}:{connection.port}")
             return refused if isinstance(refused, ConfigurationError) else None
         await connection.close()
         return None
+
+    def _asking(self) -> AskingConnection:
+        """To the first of the servers, not connected yet."""
+        wanted = {key: value for key, value in self.connection.items() if key in CONNECTION_KEYS}
+        host, port, _ = next(iter(collect_hosts(self.connection["bootstrap_servers"])))
+        return AskingConnection(host, port, **wanted)
+
+    async def _learn_session(self, sessions: Sessions) -> None:
+        """A server that does not tell in time is asked when the next client starts."""
+        connection = self._asking()
+        with contextlib.suppress(*CLIENT_ERRORS):
+            async with asyncio.timeout(PROBE_S):
+                await connection.connect()
+                sessions.learn(connection.lifetime_ms)
+                await connection.close()
 
     async def _unreached(self, doing: str) -> BrokerUnavailableError:
         """The client's own message lists addresses as Python objects, and does not tell silence from another protocol."""
@@ -248,9 +282,12 @@ class Clients:
 def _require_brokers(client: Any) -> None:
     """A broker that is back from an outage may know of none, not even of itself; a client that is told so first, and then
     loses its only connection, never asks anybody again."""
-    inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - none says it publicly
-    if not inner.cluster.brokers():
+    if not _inner(client).cluster.brokers():
         raise KafkaConnectionError("it does not know its cluster yet")
+
+
+def _inner(client: Any) -> Any:
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - none says it publicly
 
 
 async def _close(client: Any, is_silent: Callable[[], bool], *, unflushed: bool) -> None:

@@ -207,5 +207,5 @@ def _grant(cluster: Cluster, rights: list[int], kind: str, name: str) -> str:
     operations = " ".join(f"--operation {NAMES[right]}" for right in rights)
     return (
         f"kafka-acls.sh --bootstrap-server {clients.bootstrap} --add --allow-principal "
-        f"User:{clients.settings.sasl_username or 'USER'} {operations} {kind} {name}"
+        f"User:{clients.user or 'USER'} {operations} {kind} {name}"
     )
