@@ -17,11 +17,13 @@ from freezepoint.errors import (
     PublishError,
     RecordTooLargeError,
 )
+from freezepoint.transport.kafka.lease import KafkaLease
 from freezepoint.transport.kafka.member import KafkaMember
 from freezepoint_schemas.headers import PART, header
 from freezepoint_schemas.topics import Topic
 from tests.integration.kafka_kit import (
     FAST,
+    JOIN_S,
     assigned,
     cancel,
     config,
@@ -39,6 +41,7 @@ from tests.integration.kafka_kit import (
     token,
     transport,
 )
+from tests.polling import poll_until_async
 
 
 async def evict(member: KafkaMember, group: str) -> None:
@@ -91,7 +94,17 @@ async def test_a_zombie_fences_the_owner_but_proves_nothing_and_the_owner_recove
         with pytest.raises(FencedError):
             await lease.publish([progress("lost")])
         await lease.close()
-        again = await member.acquire(0)
+        await zombie.leave()  # its client has learned by now, and may be joining anew
+
+        async def reacquired() -> KafkaLease | None:
+            await member.poll(0.1, 100)
+            try:
+                return await member.acquire(0)
+            except OwnershipLostError:
+                return None
+
+        again = await poll_until_async(reacquired, JOIN_S, "the partition, after the rebalance")
+        assert again is not None
         assert [record.value for record in again.ledger] == [b"mine"]
         await again.publish([progress("mine again")])
 
@@ -243,8 +256,16 @@ async def test_a_topic_deleted_behind_a_lease_ends_it(kafka_bootstrap: str, uniq
         member, lease = await owner(made, unique_prefix)
         admin = await made._cluster.admin()
         await admin.delete_topics([made.names[Topic.DEAD_LETTERS]])
-        with pytest.raises((PublishError, MissingTopicError)):
-            await lease.publish([OutputRecord(Topic.DEAD_LETTERS, b"a", b"b"), progress("1")])
+
+        async def refused() -> bool:
+            """A deletion is acknowledged before it is done."""
+            try:
+                await lease.publish([OutputRecord(Topic.DEAD_LETTERS, b"a", b"b"), progress("1")])
+            except (PublishError, MissingTopicError):
+                return True
+            return False
+
+        await poll_until_async(refused, 20.0, "the lease ended")
         with pytest.raises(MissingTopicError, match="freezepoint topics apply"):
             await member.acquire(0)
 

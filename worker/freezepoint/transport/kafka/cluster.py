@@ -8,11 +8,14 @@ from typing import Any
 
 from aiokafka import errors as kafka
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import CoordinationType
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from freezepoint.transport.kafka.client import Clients
+from freezepoint.transport.kafka.decisions import TransactionState, is_aborted
 from freezepoint.transport.kafka.faults import missing_topic, translate, translated
 from freezepoint.transport.kafka.identity import TopicIds, id_in
 from freezepoint.transport.kafka.versions import Versions, refusal
@@ -26,6 +29,12 @@ BATCH_BYTES_MAX = 256 * 1024
 BATCH_FRAMING_BYTES = 128
 LIMIT = "max.message.bytes"
 METADATA_RETRY_S = 0.1
+READ_UNCOMMITTED, LATEST = 0, -1
+COORDINATOR_MOVES = (
+    kafka.CoordinatorNotAvailableError,
+    kafka.CoordinatorLoadInProgressError,
+    kafka.NotCoordinatorError,
+)
 GONE_S = 0.5
 """How long a topic that was there has to be missing from every answer until it is believed to be gone."""
 
@@ -155,6 +164,43 @@ class Cluster:
         with translated(f"reading the end of {_named(sources)}"):
             found = await consumer.end_offsets(list(sources))
         return {source: int(found[source]) for source in sources}
+
+    async def is_undecided(self, source: TopicPartition) -> bool:
+        """Whether a transaction is open there: stored records lie behind the end of what is committed."""
+        stored = await self._stored_end(source)
+        return (await self.ends([source]))[source] < stored
+
+    async def _stored_end(self, source: TopicPartition) -> int:
+        """Asked by our own request, because the client's asks with its own isolation level."""
+        client = (await self._offsets())._client  # noqa: SLF001 - as above
+        await self.ends([source])  # then the client knows the leader
+        with translated(f"reading the end of {_named([source])}"):
+            async with asyncio.timeout(self.clients.timeout_s):
+                request = OffsetRequest(-1, READ_UNCOMMITTED, [(source.topic, [(source.partition, LATEST)])])
+                answer = await client.send(client.cluster.leader_for_partition(source), request)
+        ((_, ((_, code, _, offset),)),) = answer.topics
+        error = kafka.for_code(code)
+        if error is not kafka.NoError:
+            raise translate(error(), f"reading the end of {_named([source])}")
+        return int(offset)
+
+    async def is_aborted(self, transactional_id: str) -> bool:
+        """Whether the last transaction of the id was not, or will not be, committed. False where the broker is too old to
+        tell."""
+        admin = await self.admin()
+        client = admin._client  # noqa: SLF001 - the admin client does not ask coordinators of transactions
+        with translated(f"asking how {transactional_id} stands"):
+            async with asyncio.timeout(self.clients.timeout_s):
+                while True:
+                    try:
+                        node = await client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
+                        if await client.ready(node):
+                            return is_aborted(await client.send(node, TransactionState(transactional_id)))
+                    except kafka.IncompatibleBrokerVersion:
+                        return False
+                    except COORDINATOR_MOVES:
+                        pass
+                    await asyncio.sleep(METADATA_RETRY_S)
 
     async def extents(self, topic: Topic) -> dict[int, Extent]:
         """What there is of each partition.

@@ -57,6 +57,7 @@ class KafkaMember:
         publisher = Publisher(
             self._cluster,
             f"{self._cluster.clients.settings.transactional_id_prefix}.{self._topic}.{partition}",
+            TopicPartition(self._cluster.names[Topic.LEDGER], partition),
         )
         self._publishers = {known for known in self._publishers if not known.ended} | {publisher}
         try:

@@ -6,14 +6,25 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import structlog
+from aiokafka.conn import CloseReason
 from aiokafka.errors import IllegalOperation
 from aiokafka.protocol.transaction import EndTxnRequest
+from aiokafka.structs import TopicPartition
 
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import PublishError
 from freezepoint.transport.kafka.cluster import Cluster
-from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate_publish
+from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translate_publish
 from freezepoint.transport.kafka.sending import in_parts, send_all
+from freezepoint_schemas.topics import Topic
+
+log = structlog.get_logger()
+
+LOOK_S = 0.05
+HOW_TO_FIND_IT = "kafka-transactions.sh find-hanging tells what is open there"
+MARKERS_S = 2.0
+"""How long markers may be on their way until they are believed to be lost."""
 
 
 class Publisher:
@@ -24,21 +35,27 @@ class Publisher:
     So the producer is discarded, and whoever starts next settles what it left open.
     """
 
-    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
+    def __init__(self, cluster: Cluster, transactional_id: str, ledger: TopicPartition) -> None:
+        """``ledger``: which nobody else writes to, and every transaction does."""
         self._cluster = cluster
         self._transactional_id = transactional_id
+        self._ledger = ledger
         self._turn = asyncio.Lock()
         self._producer: Any = None
         self._doubtful = False
+        self._cut_off = False
+        """A connection broke: the coordinator may not have told the partitions what became of the last transaction."""
         self.ended = False
         """Discarded or closed: it publishes no more."""
 
     async def start(self) -> None:
         """Fence the predecessor and settle its transaction; returns once that is aborted or committed for good.
 
-        The client asks again while the broker answers CONCURRENT_TRANSACTIONS, which is until every marker is written.
+        The client asks again while the broker answers CONCURRENT_TRANSACTIONS, which is until every marker is written, or
+        given up (see ``decisions``); then we write it.
         """
         await self._cluster.prepare()
+        aborted = await self._cluster.is_aborted(self._transactional_id)
         producer = self._cluster.clients.producer(
             batch_bytes=self._cluster.batch_bytes,
             record_bytes_max=self._cluster.request_bytes_max,
@@ -46,10 +63,13 @@ class Publisher:
             transactional_id=self._transactional_id,
         )
         self._watch_commits(producer)
+        self._watch_connections(producer)
         await self._cluster.clients.start(producer, f"starting the producer {self._transactional_id}")
         self._producer = producer
         if self.ended:
             self.discard()
+        elif await self._cluster.is_undecided(self._ledger):
+            await self._settle(producer, aborted=aborted)
 
     def _watch_commits(self, producer: Any) -> None:
         """Notice a commit that broke off. The client repeats it without a word, and the repetition is answered rightly;
@@ -64,6 +84,53 @@ class Publisher:
                 raise
 
         producer.client.send = watched
+
+    def _watch_connections(self, producer: Any) -> None:
+        closed = producer.client._on_connection_closed  # noqa: SLF001 - the client tells nobody else
+
+        def noted(connection: Any, reason: CloseReason) -> None:
+            self._cut_off |= reason not in (CloseReason.IDLE_DROP, CloseReason.SHUTDOWN)
+            closed(connection, reason)
+
+        producer.client._on_connection_closed = noted  # noqa: SLF001 - as above
+
+    async def _settle(self, producer: Any, *, aborted: bool) -> None:
+        """Tell the partitions what was decided: by a transaction without a record, whose markers end the one before.
+
+        :raises BrokerError: nothing helped.
+        """
+        log.warning(
+            "transaction_left_undecided",
+            transactional_id=self._transactional_id,
+            decided="abort" if aborted else "commit",
+        )
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await producer.begin_transaction()
+                for source in [self._ledger, *await self._outputs()]:
+                    producer._txn_manager.maybe_add_partition_to_txn(source)  # noqa: SLF001 - else only a record adds it
+                await (producer.abort_transaction() if aborted else producer.commit_transaction())
+        except CLIENT_ERRORS as error:
+            raise translate(error, f"settling {self._transactional_id}") from error
+        if not await self._is_decided(self._deadline_s):
+            raise PublishError(
+                f"{self._ledger.topic}[{self._ledger.partition}] stays undecided: {HOW_TO_FIND_IT}"
+            )
+
+    async def _is_decided(self, within_s: float) -> bool:
+        give_up_at = asyncio.get_running_loop().time() + within_s
+        while await self._cluster.is_undecided(self._ledger):
+            if asyncio.get_running_loop().time() > give_up_at:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    async def _outputs(self) -> list[TopicPartition]:
+        return [
+            TopicPartition(self._cluster.names[topic], partition)
+            for topic in (Topic.TRAJECTORIES, Topic.DEAD_LETTERS)
+            for partition in range(await self._cluster.partitions(topic))
+        ]
 
     async def publish(self, records: Sequence[OutputRecord]) -> None:
         """All records or none.
@@ -80,6 +147,7 @@ class Publisher:
             parts = in_parts(records, self._cluster)
             try:
                 async with asyncio.timeout(self._deadline_s):
+                    await self._require_decided()
                     await self._transact(self._producer, parts)
             except BaseException as error:
                 self.discard()
@@ -95,6 +163,17 @@ class Publisher:
         """Beyond the transaction timeout the broker has aborted it, so that waiting on is in vain."""
         settings = self._cluster.clients.settings
         return min(settings.transaction_timeout_ms, 2 * settings.request_timeout_ms) / 1000
+
+    async def _require_decided(self) -> None:
+        """Another transaction could decide the one before otherwise than it was decided.
+
+        :raises PublishError: it is still undecided.
+        """
+        if not self._cut_off:
+            return
+        self._cut_off = False
+        if not await self._is_decided(MARKERS_S):
+            raise PublishError(f"the last transaction of {self._transactional_id} is left undecided")
 
     async def _transact(self, producer: Any, parts: Iterable[OutputRecord]) -> None:
         await producer.begin_transaction()

@@ -1,0 +1,97 @@
+"""What a transaction's coordinator has decided, and whether the partitions were told.
+
+A commit or an abort is decided in the coordinator's log; a marker then tells it to each partition. Kafka 4.3.0 to 4.4.0 take a
+partition that has no leader at that moment, as when a broker or a whole cluster comes back from a crash, for a deleted one, and
+tell it nothing. The records there stay undecided until the next marker of the same producer, which may say the opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from aiokafka import errors as kafka
+from aiokafka.protocol.api import RequestStruct, Response
+from aiokafka.protocol.types import (
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+)
+
+
+class _Answer(Response):  # type: ignore[misc] # the client is untyped
+    API_KEY = 65
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "transactions",
+            CompactArray(
+                ("error_code", Int16),
+                ("transactional_id", CompactString("utf-8")),
+                ("state", CompactString("utf-8")),
+                ("timeout_ms", Int32),
+                ("start_time_ms", Int64),
+                ("producer_id", Int64),
+                ("producer_epoch", Int16),
+                (
+                    "topics",
+                    CompactArray(
+                        ("topic", CompactString("utf-8")),
+                        ("partitions", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class _Question(RequestStruct):  # type: ignore[misc] # the client is untyped
+    FLEXIBLE_VERSION = True
+    API_KEY = 65
+    API_VERSION = 0
+    RESPONSE_TYPE = _Answer
+    SCHEMA = Schema(("transactional_ids", CompactArray(CompactString("utf-8"))), ("tags", TaggedFields))
+
+
+class TransactionState:
+    """Asks a coordinator how the last transaction of an id stands (KIP-664). To the client's connection it is a request like
+    its own."""
+
+    API_KEY: ClassVar[int] = 65
+
+    def __init__(self, transactional_id: str) -> None:
+        self._transactional_id = transactional_id
+
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Any:
+        """:raises IncompatibleBrokerVersion: brokers do not tell before Kafka 3.0."""
+        if self.API_KEY not in versions:
+            raise kafka.IncompatibleBrokerVersion(
+                "the broker does not tell how transactions stand (Kafka 3.0 does)"
+            )
+        return _Question([self._transactional_id], {})
+
+
+_UNKNOWN_ID: Final = 105
+
+
+def is_aborted(answer: Any) -> bool:
+    """Whether the last transaction has been aborted, or will be by whoever fences its producer.
+
+    After an init the state says no more what was decided before it. Then nothing was registered since, so that what is
+    undecided is the whole of a transaction, or what is left of one that a restart has already begun to commit.
+    """
+    ((code, _, state, *_),) = answer.transactions
+    if code == _UNKNOWN_ID:
+        return False
+    error = kafka.for_code(code)
+    if error is not kafka.NoError:
+        raise error()
+    return state in ("Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")
