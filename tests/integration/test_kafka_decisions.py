@@ -108,6 +108,31 @@ async def test_a_producer_that_was_cut_off_begins_no_transaction_behind_an_undec
     await member.leave()
 
 
+async def test_a_transaction_that_is_cut_off_as_it_begins_is_given_up(
+    made: KafkaTransport, unique_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the client does by itself is to begin it again on a new connection."""
+    member, lease = await owner(made, unique_prefix, OWN)
+    await send_untold(lease, [*NOTED, progress("2", OWN)])
+    producer = lease._publisher._producer
+    await producer.commit_transaction()
+    begin = producer.begin_transaction
+
+    async def cut_off() -> None:
+        await begin()
+        for connection in list(producer.client._conns.values()):
+            connection.close(reason=CloseReason.CONNECTION_BROKEN)
+
+    monkeypatch.setattr(producer, "begin_transaction", cut_off)
+    with pytest.raises(PublishError, match="while publishing"):
+        await lease.publish([result("r", "next"), progress("3", OWN)])
+    again = await member.acquire(OWN)
+    assert [record.value for record in again.ledger] == [b"2"]
+    assert await values(made, Topic.TRAJECTORIES) == [b"first"] * 20
+    await again.close()
+    await member.leave()
+
+
 async def test_a_producer_that_was_cut_off_goes_on_where_all_is_decided(
     made: KafkaTransport, unique_prefix: str
 ) -> None:

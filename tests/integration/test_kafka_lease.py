@@ -43,6 +43,9 @@ from tests.integration.kafka_kit import (
 )
 from tests.polling import poll_until_async
 
+SLEEPY = FAST.model_copy(update={"heartbeat_interval_ms": 60_000, "request_timeout_ms": 10_000})
+"""Heartbeats so rare that an evicted member learns nothing before it tries something."""
+
 
 async def evict(member: KafkaMember, group: str) -> None:
     """Make the broker drop a member without telling it, as when its session ran out while it slept."""
@@ -77,10 +80,8 @@ async def test_an_open_transaction_of_a_predecessor_is_aborted_and_never_visible
 async def test_a_zombie_fences_the_owner_but_proves_nothing_and_the_owner_recovers(
     kafka_bootstrap: str, unique_prefix: str
 ) -> None:
-    # Heartbeats so rare that the evicted member learns nothing before it tries to acquire.
-    sleepy = FAST.model_copy(update={"heartbeat_interval_ms": 60_000, "request_timeout_ms": 10_000})
     async with (
-        transport(kafka_bootstrap, unique_prefix, sleepy) as first,
+        transport(kafka_bootstrap, unique_prefix, SLEEPY) as first,
         transport(kafka_bootstrap, unique_prefix, partitions=0) as second,
     ):
         zombie, _ = await owner(first, unique_prefix)
@@ -343,16 +344,24 @@ async def test_renewing_after_somebody_else_owned_it_is_fenced(
     kafka_bootstrap: str, unique_prefix: str
 ) -> None:
     async with (
-        transport(kafka_bootstrap, unique_prefix) as first,
+        transport(kafka_bootstrap, unique_prefix, SLEEPY) as first,
         transport(kafka_bootstrap, unique_prefix, partitions=0) as second,
     ):
         member, lease = await owner(first, unique_prefix)
+        before = (await member.poll(0.0, 1)).generation
         await evict(member, group_of(unique_prefix))
         other, taken = await owner(second, unique_prefix)
         await taken.publish([progress("theirs")])
         await taken.close()
         await other.leave()
-        generation = await assigned(member, {0})
+        with pytest.raises(OwnershipLostError):
+            await member._intake.commit({0: 0})  # so that its client learns, and joins anew
+
+        async def assigned_anew() -> int:
+            poll = await member.poll(0.1, 100)
+            return poll.generation if poll.generation > before and poll.assigned == {0} else 0
+
+        generation = await poll_until_async(assigned_anew, JOIN_S, "a new assignment")
         with pytest.raises(FencedError):
             await lease.renew(generation, 0, [progress("mine")])
 

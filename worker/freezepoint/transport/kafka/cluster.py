@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -165,24 +166,24 @@ class Cluster:
             found = await consumer.end_offsets(list(sources))
         return {source: int(found[source]) for source in sources}
 
-    async def is_undecided(self, source: TopicPartition) -> bool:
-        """Whether a transaction is open there: stored records lie behind the end of what is committed."""
-        stored = await self._stored_end(source)
-        return (await self.ends([source]))[source] < stored
-
-    async def _stored_end(self, source: TopicPartition) -> int:
-        """Asked by our own request, because the client's asks with its own isolation level."""
+    async def stored_ends(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The end of what is stored, decided or not, by partition. Asked by our own request, because the client's asks with its
+        own isolation level."""
+        await self.ends(sources)  # then the client knows the leaders
         client = (await self._offsets())._client  # noqa: SLF001 - as above
-        await self.ends([source])  # then the client knows the leader
-        with translated(f"reading the end of {_named([source])}"):
+        by_leader: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+        for source in sources:
+            leader = client.cluster.leader_for_partition(source)
+            by_leader[leader][source.topic].append((source.partition, LATEST))
+        found: dict[TopicPartition, int] = {}
+        with translated(f"reading the stored end of {_named(sources)}"):
             async with asyncio.timeout(self.clients.timeout_s):
-                request = OffsetRequest(-1, READ_UNCOMMITTED, [(source.topic, [(source.partition, LATEST)])])
-                answer = await client.send(client.cluster.leader_for_partition(source), request)
-        ((_, ((_, code, _, offset),)),) = answer.topics
-        error = kafka.for_code(code)
-        if error is not kafka.NoError:
-            raise translate(error(), f"reading the end of {_named([source])}")
-        return int(offset)
+                for leader, asked in by_leader.items():
+                    answer = await client.send(
+                        leader, OffsetRequest(-1, READ_UNCOMMITTED, list(asked.items()))
+                    )
+                    found |= _offsets_in(answer)
+        return found
 
     async def is_aborted(self, transactional_id: str) -> bool:
         """Whether the last transaction of the id was not, or will not be, committed. False where the broker is too old to
@@ -307,6 +308,17 @@ def counts_in(response: Any) -> dict[str, int] | None:
         elif error is not kafka.UnknownTopicOrPartitionError:
             raise error(topic["topic"])
     return counts
+
+
+def _offsets_in(answer: Any) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for topic, partitions in answer.topics:
+        for partition, code, _timestamp, offset in partitions:
+            error = kafka.for_code(code)
+            if error is not kafka.NoError:
+                raise error()
+            found[TopicPartition(topic, partition)] = int(offset)
+    return found
 
 
 async def broker_versions(admin: Any, node: int) -> Versions | None:

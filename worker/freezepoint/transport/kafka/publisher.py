@@ -8,12 +8,12 @@ from typing import Any
 
 import structlog
 from aiokafka.conn import CloseReason
-from aiokafka.errors import IllegalOperation
-from aiokafka.protocol.transaction import EndTxnRequest
+from aiokafka.errors import IllegalOperation, KafkaConnectionError
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 from aiokafka.structs import TopicPartition
 
 from freezepoint.core.records import OutputRecord
-from freezepoint.errors import PublishError
+from freezepoint.errors import BrokerError, PublishError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translate_publish
 from freezepoint.transport.kafka.sending import in_parts, send_all
@@ -22,6 +22,8 @@ from freezepoint_schemas.topics import Topic
 log = structlog.get_logger()
 
 LOOK_S = 0.05
+BRIEFLY_S = 0.3
+"""How long the transactions of others are waited for. One that takes longer costs a few markers that end nothing."""
 HOW_TO_FIND_IT = "kafka-transactions.sh find-hanging tells what is open there"
 MARKERS_S = 2.0
 """How long markers may be on their way until they are believed to be lost."""
@@ -43,6 +45,8 @@ class Publisher:
         self._turn = asyncio.Lock()
         self._producer: Any = None
         self._doubtful = False
+        self._limit: asyncio.Timeout | None = None
+        """Of the publication in hand."""
         self._cut_off = False
         """A connection broke: the coordinator may not have told the partitions what became of the last transaction."""
         self.ended = False
@@ -62,21 +66,29 @@ class Publisher:
             linger_ms=0,
             transactional_id=self._transactional_id,
         )
-        self._watch_commits(producer)
+        self._watch_requests(producer)
         self._watch_connections(producer)
         await self._cluster.clients.start(producer, f"starting the producer {self._transactional_id}")
         self._producer = producer
         if self.ended:
             self.discard()
-        elif await self._cluster.is_undecided(self._ledger):
-            await self._settle(producer, aborted=aborted)
+        else:
+            written = [self._ledger, *await self._outputs()]
+            if not await self._is_decided(written, BRIEFLY_S):
+                await self._settle(producer, written, aborted=aborted)
 
-    def _watch_commits(self, producer: Any) -> None:
+    def _watch_requests(self, producer: Any) -> None:
         """Notice a commit that broke off. The client repeats it without a word, and the repetition is answered rightly;
-        but the first one may still be on its way, and would commit half of this producer's next transaction."""
+        but the first one may still be on its way, and would commit half of this producer's next transaction.
+
+        And begin no transaction on a new connection before it is known that the one before is decided.
+        """
         send = producer.client.send
 
         async def watched(node_id: int, request: Any, **options: Any) -> Any:
+            if self._cut_off and isinstance(request, AddPartitionsToTxnRequest):
+                self._give_up()
+                raise KafkaConnectionError("a connection broke while the transaction began")
             try:
                 return await send(node_id, request, **options)
             except BaseException:
@@ -84,6 +96,11 @@ class Publisher:
                 raise
 
         producer.client.send = watched
+
+    def _give_up(self) -> None:
+        """End the publication in hand, now: the client would try again for ever."""
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     def _watch_connections(self, producer: Any) -> None:
         closed = producer.client._on_connection_closed  # noqa: SLF001 - the client tells nobody else
@@ -94,36 +111,42 @@ class Publisher:
 
         producer.client._on_connection_closed = noted  # noqa: SLF001 - as above
 
-    async def _settle(self, producer: Any, *, aborted: bool) -> None:
-        """Tell the partitions what was decided: by a transaction without a record, whose markers end the one before.
+    async def _settle(self, producer: Any, written: Sequence[TopicPartition], *, aborted: bool) -> None:
+        """Tell the partitions what was decided: by a transaction without a record, whose markers end the one before. Where
+        that was told, and what is undecided is another producer's, they end nothing.
 
         :raises BrokerError: nothing helped.
         """
-        log.warning(
-            "transaction_left_undecided",
-            transactional_id=self._transactional_id,
-            decided="abort" if aborted else "commit",
-        )
+        if not await self._is_decided([self._ledger], 0):
+            log.warning(
+                "transaction_left_undecided",
+                transactional_id=self._transactional_id,
+                decided="abort" if aborted else "commit",
+            )
         try:
             async with asyncio.timeout(self._deadline_s):
                 await producer.begin_transaction()
-                for source in [self._ledger, *await self._outputs()]:
+                for source in written:
                     producer._txn_manager.maybe_add_partition_to_txn(source)  # noqa: SLF001 - else only a record adds it
                 await (producer.abort_transaction() if aborted else producer.commit_transaction())
         except CLIENT_ERRORS as error:
             raise translate(error, f"settling {self._transactional_id}") from error
-        if not await self._is_decided(self._deadline_s):
+        if not await self._is_decided([self._ledger], self._deadline_s):
             raise PublishError(
                 f"{self._ledger.topic}[{self._ledger.partition}] stays undecided: {HOW_TO_FIND_IT}"
             )
 
-    async def _is_decided(self, within_s: float) -> bool:
+    async def _is_decided(self, sources: Sequence[TopicPartition], within_s: float) -> bool:
+        """Whether everything that is stored there now is decided soon."""
         give_up_at = asyncio.get_running_loop().time() + within_s
-        while await self._cluster.is_undecided(self._ledger):
+        stored = await self._cluster.stored_ends(sources)
+        while True:
+            decided = await self._cluster.ends(sources)
+            if all(decided[source] >= stored[source] for source in sources):
+                return True
             if asyncio.get_running_loop().time() > give_up_at:
                 return False
             await asyncio.sleep(LOOK_S)
-        return True
 
     async def _outputs(self) -> list[TopicPartition]:
         return [
@@ -146,15 +169,17 @@ class Publisher:
                 raise PublishError(f"{self._transactional_id} publishes no more: acquire the partition anew")
             parts = in_parts(records, self._cluster)
             try:
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(self._deadline_s) as self._limit:
                     await self._require_decided()
                     await self._transact(self._producer, parts)
             except BaseException as error:
                 self.discard()
                 self._cluster.forget()
-                if isinstance(error, CLIENT_ERRORS):
+                if isinstance(error, (*CLIENT_ERRORS, BrokerError)):
                     raise translate_publish(error, f"publishing as {self._transactional_id}") from error
                 raise
+            finally:
+                self._limit = None
             if self._doubtful:
                 self.discard()  # this transaction has landed; there must be no other of the same epoch
 
@@ -172,7 +197,7 @@ class Publisher:
         if not self._cut_off:
             return
         self._cut_off = False
-        if not await self._is_decided(MARKERS_S):
+        if not await self._is_decided([self._ledger, *await self._outputs()], MARKERS_S):
             raise PublishError(f"the last transaction of {self._transactional_id} is left undecided")
 
     async def _transact(self, producer: Any, parts: Iterable[OutputRecord]) -> None:
