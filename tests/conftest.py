@@ -1,4 +1,5 @@
 import re
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,12 @@ from kafka_local import LocalKafka
 from tests.brokers import find_broker, prefetch_jars, require_jars, running_broker
 
 BROKER_FIXTURES = {"kafka_bootstrap", "kafka_jars"}
+
+
+def pytest_configure() -> None:
+    """A shell lets what it runs in the background ignore interrupts, and the processes that tests interrupt would inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
