@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pytest
 from freezepoint.settings import KafkaSettings
 from kafka_local import LocalKafka, _free_port
 from tests.integration.kafka_kit import SETTINGS
-from tests.integration.secured_kafka import certificate
+from tests.integration.secured_kafka import certificate, openssl
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 SESSION_S = 4
@@ -35,11 +34,14 @@ class Signer:
     key: str = "signer.pem"
 
     def __post_init__(self) -> None:
-        self._openssl("genrsa", "-out", self.key, "2048")
+        openssl(self.folder, "genrsa", "-out", self.key, "2048")
 
     def key_set(self) -> Path:
         modulus = (
-            self._openssl("rsa", "-in", self.key, "-noout", "-modulus").decode().strip().partition("=")[2]
+            openssl(self.folder, "rsa", "-in", self.key, "-noout", "-modulus")
+            .decode()
+            .strip()
+            .partition("=")[2]
         )
         key = {"kty": "RSA", "kid": "test", "alg": "RS256", "use": "sig", "e": "AQAB"}
         path = self.folder / "jwks.json"
@@ -59,15 +61,7 @@ class Signer:
         } | claims
         signed = ".".join(_encoded(json.dumps(part).encode()) for part in (header, body))
         (self.folder / "signed").write_text(signed)
-        return f"{signed}.{_encoded(self._openssl('dgst', '-sha256', '-sign', self.key, 'signed'))}"
-
-    def _openssl(self, *arguments: str) -> bytes:
-        try:
-            return subprocess.run(
-                ["openssl", *arguments], cwd=self.folder, check=True, capture_output=True
-            ).stdout
-        except FileNotFoundError:
-            pytest.skip("openssl is not installed")
+        return f"{signed}.{_encoded(openssl(self.folder, 'dgst', '-sha256', '-sign', self.key, 'signed'))}"
 
 
 @dataclass

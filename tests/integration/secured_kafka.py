@@ -36,18 +36,18 @@ class SecuredKafka:
         return f"127.0.0.1:{self.tls_port}"
 
 
+def openssl(folder: Path, *arguments: str) -> bytes:
+    """What it prints, run in that folder; skips where there is none."""
+    try:
+        return subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True).stdout
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+
+
 def certificate(folder: Path) -> Path:
     """A self-signed certificate of 127.0.0.1, and its key in the same file for the broker."""
     make = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker -addext subjectAltName=IP:127.0.0.1 "
-    try:
-        subprocess.run(
-            ["openssl", *make.split(), "-keyout", "key.pem", "-out", "cert.pem"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
+    openssl(folder, *make.split(), "-keyout", "key.pem", "-out", "cert.pem")
     (folder / "both.pem").write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
     return folder / "cert.pem"
 

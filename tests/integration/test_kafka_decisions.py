@@ -3,6 +3,7 @@ tells them what was decided, and nothing is published twice, lost, or half."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.conn import CloseReason
@@ -12,6 +13,7 @@ from freezepoint.core.records import OutputRecord
 from freezepoint.errors import PublishError
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint.transport.kafka.lease import KafkaLease
+from freezepoint.transport.kafka.member import KafkaMember
 from freezepoint_schemas.topics import Topic
 from kafka_local import LocalKafka
 from tests.integration.kafka_kit import SETTINGS, owner, progress, read_all, result, transport
@@ -57,6 +59,20 @@ async def values(made: KafkaTransport, topic: Topic) -> list[bytes | None]:
     return [record.value for record in await read_all(made, topic)]
 
 
+def cut_off(producer: Any) -> None:
+    for connection in list(producer.client._conns.values()):
+        connection.close(reason=CloseReason.CONNECTION_BROKEN)
+
+
+async def take_over(made: KafkaTransport, member: KafkaMember) -> None:
+    """What was committed without being told is there, and nothing else."""
+    again = await member.acquire(OWN)
+    assert [record.value for record in again.ledger] == [b"2"]
+    assert await values(made, Topic.TRAJECTORIES) == [b"first"] * 20
+    await again.close()
+    await member.leave()
+
+
 async def test_what_was_committed_is_committed_everywhere(made: KafkaTransport, unique_prefix: str) -> None:
     member, lease = await owner(made, unique_prefix, OWN)
     await lease.publish([result("r", "before"), progress("1", OWN)])
@@ -97,15 +113,10 @@ async def test_a_producer_that_was_cut_off_begins_no_transaction_behind_an_undec
     await send_untold(lease, [*NOTED, progress("2", OWN)])
     producer = lease._publisher._producer
     await producer.commit_transaction()
-    for connection in list(producer.client._conns.values()):
-        connection.close(reason=CloseReason.CONNECTION_BROKEN)
+    cut_off(producer)
     with pytest.raises(PublishError, match="left undecided"):
         await lease.publish([result("r", "next"), progress("3", OWN)])
-    again = await member.acquire(OWN)
-    assert [record.value for record in again.ledger] == [b"2"]
-    assert await values(made, Topic.TRAJECTORIES) == [b"first"] * 20
-    await again.close()
-    await member.leave()
+    await take_over(made, member)
 
 
 async def test_a_transaction_that_is_cut_off_as_it_begins_is_given_up(
@@ -118,19 +129,14 @@ async def test_a_transaction_that_is_cut_off_as_it_begins_is_given_up(
     await producer.commit_transaction()
     begin = producer.begin_transaction
 
-    async def cut_off() -> None:
+    async def begun_and_cut_off() -> None:
         await begin()
-        for connection in list(producer.client._conns.values()):
-            connection.close(reason=CloseReason.CONNECTION_BROKEN)
+        cut_off(producer)
 
-    monkeypatch.setattr(producer, "begin_transaction", cut_off)
+    monkeypatch.setattr(producer, "begin_transaction", begun_and_cut_off)
     with pytest.raises(PublishError, match="while publishing"):
         await lease.publish([result("r", "next"), progress("3", OWN)])
-    again = await member.acquire(OWN)
-    assert [record.value for record in again.ledger] == [b"2"]
-    assert await values(made, Topic.TRAJECTORIES) == [b"first"] * 20
-    await again.close()
-    await member.leave()
+    await take_over(made, member)
 
 
 async def test_a_producer_that_was_cut_off_goes_on_where_all_is_decided(
@@ -138,8 +144,7 @@ async def test_a_producer_that_was_cut_off_goes_on_where_all_is_decided(
 ) -> None:
     member, lease = await owner(made, unique_prefix, OWN)
     await lease.publish([result("r", "one"), progress("1", OWN)])
-    for connection in list(lease._publisher._producer.client._conns.values()):
-        connection.close(reason=CloseReason.CONNECTION_BROKEN)
+    cut_off(lease._publisher._producer)
     await lease.publish([result("r", "two"), progress("2", OWN)])
     assert await values(made, Topic.TRAJECTORIES) == [b"one", b"two"]
     await lease.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from freezepoint.core.records import OutputRecord
-from freezepoint.health import is_loopback
+from freezepoint.settings import is_loopback
 from freezepoint.status import PAGE, POLICY
 from freezepoint.telemetry.recent import FINISHED_MAX, SAMPLES_MAX, Finished, Recent
 from freezepoint_schemas.topics import Topic

@@ -7,7 +7,6 @@ A few lines of HTTP on asyncio, because the answers are about this very event lo
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -17,7 +16,7 @@ import orjson
 import structlog
 
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import HttpSettings
+from freezepoint.settings import HttpSettings, is_loopback
 from freezepoint.status import PAGE, POLICY, alive, ready, status
 from freezepoint.telemetry.metrics import exposition
 from freezepoint.worker import Worker
@@ -113,17 +112,6 @@ async def _serve(
         pass  # not HTTP, too slow or gone: nobody is left to answer
     finally:
         writer.close()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this names the machine itself. A page elsewhere whose name was made to lead here asks by its own name, and is
-    told nothing."""
-    if host.lower() in ("", "localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _asked_host(head: str) -> str:

@@ -3,6 +3,7 @@ setting are refused, see ``origins``."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -217,3 +218,14 @@ def load(**given: Any) -> Settings:
         raise ConfigurationError(first_problem(error, arguments, Settings)) from None
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this names the machine itself. A page elsewhere whose name was made to lead here asks by its own name, and is
+    told nothing."""
+    if host.lower() in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

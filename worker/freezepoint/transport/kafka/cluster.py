@@ -167,9 +167,8 @@ class Cluster:
         return {source: int(found[source]) for source in sources}
 
     async def stored_ends(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The end of what is stored, decided or not, by partition. Asked by our own request, because the client's asks with its
-        own isolation level."""
-        await self.ends(sources)  # then the client knows the leaders
+        """The end of what is stored, decided or not, by partition whose :meth:`ends` were asked, so that the client knows the
+        leaders. Asked by our own request, because the client's asks with its own isolation level."""
         client = (await self._offsets())._client  # noqa: SLF001 - as above
         by_leader: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
         for source in sources:
@@ -196,7 +195,7 @@ class Cluster:
                     try:
                         node = await client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
                         if await client.ready(node):
-                            return is_aborted(await client.send(node, TransactionState(transactional_id)))
+                            return is_aborted(await client.send(node, TransactionState.of(transactional_id)))
                     except kafka.IncompatibleBrokerVersion:
                         return False
                     except COORDINATOR_MOVES:

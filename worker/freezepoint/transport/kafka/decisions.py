@@ -8,7 +8,7 @@ tell it nothing. The records there stay undecided until the next marker of the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from aiokafka import errors as kafka
 from aiokafka.protocol.api import RequestStruct, Response
@@ -21,6 +21,8 @@ from aiokafka.protocol.types import (
     Schema,
     TaggedFields,
 )
+
+from freezepoint.transport.kafka.wire import if_answered
 
 
 class _Answer(Response):  # type: ignore[misc] # the client is untyped
@@ -53,30 +55,22 @@ class _Answer(Response):  # type: ignore[misc] # the client is untyped
     )
 
 
-class _Question(RequestStruct):  # type: ignore[misc] # the client is untyped
+class TransactionState(RequestStruct):  # type: ignore[misc] # the client is untyped
+    """Asks a coordinator how the last transaction of an id stands (KIP-664)."""
+
     FLEXIBLE_VERSION = True
     API_KEY = 65
     API_VERSION = 0
     RESPONSE_TYPE = _Answer
     SCHEMA = Schema(("transactional_ids", CompactArray(CompactString("utf-8"))), ("tags", TaggedFields))
 
-
-class TransactionState:
-    """Asks a coordinator how the last transaction of an id stands (KIP-664). To the client's connection it is a request like
-    its own."""
-
-    API_KEY: ClassVar[int] = 65
-
-    def __init__(self, transactional_id: str) -> None:
-        self._transactional_id = transactional_id
+    @classmethod
+    def of(cls, transactional_id: str) -> TransactionState:
+        return cls([transactional_id], {})
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Any:
         """:raises IncompatibleBrokerVersion: brokers do not tell before Kafka 3.0."""
-        if self.API_KEY not in versions:
-            raise kafka.IncompatibleBrokerVersion(
-                "the broker does not tell how transactions stand (Kafka 3.0 does)"
-            )
-        return _Question([self._transactional_id], {})
+        return if_answered(self, versions, "tell how transactions stand (Kafka 3.0 can)")
 
 
 _UNKNOWN_ID: Final = 105

@@ -21,6 +21,8 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from freezepoint.transport.kafka.wire import if_answered
+
 NOBODY = UUID(int=0)
 
 
@@ -107,10 +109,8 @@ class TopicIds:
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Any:
         """:raises IncompatibleBrokerVersion: topics have no ids before Kafka 2.8."""
-        oldest, newest = versions.get(self.API_KEY, (0, 0))
-        if not oldest <= _Question.API_VERSION <= newest:
-            raise kafka.IncompatibleBrokerVersion("the broker does not tell topic ids (Kafka 2.8 does)")
-        return _Question([(NOBODY, self._topic, {})], False, False, False, {})
+        question = _Question([(NOBODY, self._topic, {})], False, False, False, {})
+        return if_answered(question, versions, "tell topic ids (Kafka 2.8 can)")
 
 
 def id_in(answer: Any) -> str | None:

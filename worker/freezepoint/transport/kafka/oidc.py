@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import http.client
-import ipaddress
 import re
 import ssl
 import threading
@@ -27,7 +26,7 @@ from urllib.request import (
 import orjson
 
 from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
-from freezepoint.settings import KafkaSettings
+from freezepoint.settings import KafkaSettings, is_loopback
 from freezepoint.transport.kafka.bearer import TOKEN_BYTES_MAX, Bearer, read_secret
 
 RENEW_S_MAX: Final = 60.0
@@ -57,7 +56,7 @@ class ClientCredentials:
         self._settings = settings
         self._url = settings.sasl_oauth_token_url
         self._timeout_s = settings.request_timeout_ms / 1000
-        self._opener = _opener(settings, is_loopback=_check_url(self._url))
+        self._opener = _opener(settings, is_here=_check_url(self._url))
         self._lock = asyncio.Lock()
         self._held: _Held | None = None
         self._failed: tuple[float, FreezepointError] | None = None
@@ -215,19 +214,12 @@ def _check_url(url: str) -> bool:
         )
     if not host or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigurationError(f"{setting} is no URL: write https://host/path")
-    is_loopback = _is_loopback(host)
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback):
+    is_here = is_loopback(host)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
         raise ConfigurationError(
             f"{setting} must be https: a client secret is sent there (http only to this machine)"
         )
-    return is_loopback
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_here
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -237,14 +229,14 @@ class _NoRedirects(HTTPRedirectHandler):
         """Follow none."""
 
 
-def _opener(settings: KafkaSettings, *, is_loopback: bool) -> OpenerDirector:
+def _opener(settings: KafkaSettings, *, is_here: bool) -> OpenerDirector:
     """It goes through the proxy that the environment names, but for what is on this machine."""
     path = settings.sasl_oauth_ca_file
     try:
         context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"kafka.sasl_oauth_ca_file {path}: {type(error).__name__}") from None
-    proxies = ProxyHandler({} if is_loopback else None)
+    proxies = ProxyHandler({} if is_here else None)
     return build_opener(proxies, HTTPSHandler(context=context), _NoRedirects())
 
 

@@ -73,7 +73,7 @@ class Publisher:
         if self.ended:
             self.discard()
         else:
-            written = [self._ledger, *await self._outputs()]
+            written = await self._written()
             if not await self._is_decided(written, BRIEFLY_S):
                 await self._settle(producer, written, aborted=aborted)
 
@@ -139,21 +139,23 @@ class Publisher:
     async def _is_decided(self, sources: Sequence[TopicPartition], within_s: float) -> bool:
         """Whether everything that is stored there now is decided soon."""
         give_up_at = asyncio.get_running_loop().time() + within_s
+        decided = await self._cluster.ends(sources)
         stored = await self._cluster.stored_ends(sources)
-        while True:
-            decided = await self._cluster.ends(sources)
-            if all(decided[source] >= stored[source] for source in sources):
-                return True
+        while any(decided[source] < stored[source] for source in sources):
             if asyncio.get_running_loop().time() > give_up_at:
                 return False
             await asyncio.sleep(LOOK_S)
+            decided = await self._cluster.ends(sources)
+        return True
 
-    async def _outputs(self) -> list[TopicPartition]:
-        return [
+    async def _written(self) -> list[TopicPartition]:
+        """All that its transactions may write to."""
+        outputs = [
             TopicPartition(self._cluster.names[topic], partition)
             for topic in (Topic.TRAJECTORIES, Topic.DEAD_LETTERS)
             for partition in range(await self._cluster.partitions(topic))
         ]
+        return [self._ledger, *outputs]
 
     async def publish(self, records: Sequence[OutputRecord]) -> None:
         """All records or none.
@@ -197,7 +199,7 @@ class Publisher:
         if not self._cut_off:
             return
         self._cut_off = False
-        if not await self._is_decided([self._ledger, *await self._outputs()], MARKERS_S):
+        if not await self._is_decided(await self._written(), MARKERS_S):
             raise PublishError(f"the last transaction of {self._transactional_id} is left undecided")
 
     async def _transact(self, producer: Any, parts: Iterable[OutputRecord]) -> None:

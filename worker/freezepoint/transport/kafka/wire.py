@@ -127,7 +127,7 @@ class TopicRights(RequestStruct):  # type: ignore[misc] # the client is untyped
         return cls(list(topics), False, False, True)
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Any:
-        return _if_answered(self, versions, "tell a user's rights on topics (Kafka 2.3 can)")
+        return if_answered(self, versions, "tell a user's rights on topics (Kafka 2.3 can)")
 
 
 class GroupRightsResponse(Response):  # type: ignore[misc] # the client is untyped
@@ -150,10 +150,14 @@ class GroupRights(RequestStruct):  # type: ignore[misc] # the client is untyped
         return cls([group], True)
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Any:
-        return _if_answered(self, versions, "tell a user's rights on groups (Kafka 2.3 can)")
+        return if_answered(self, versions, "tell a user's rights on groups (Kafka 2.3 can)")
 
 
-def _if_answered(request: RequestStruct, versions: Mapping[int, tuple[int, int]], what: str) -> RequestStruct:
+def if_answered(request: RequestStruct, versions: Mapping[int, tuple[int, int]], what: str) -> RequestStruct:
+    """The request, in the one version that we know of it.
+
+    :raises IncompatibleBrokerVersion: the broker does not answer that; ``what`` it then cannot do.
+    """
     first, last = versions.get(request.API_KEY, (0, -1))
     if not first <= request.API_VERSION <= last:
         raise IncompatibleBrokerVersion(f"the broker cannot {what}")
