@@ -42,7 +42,7 @@ tokens, 400 generated and 600 tool tokens a turn, ids uniform below 150,000, one
 108,000 tokens, 5.8 million received where prompts are sent whole. On Kafka, the bare consumer has the worker's client
 settings (read committed, checksums on), and both are measured from their first batch to the last, the worker until
 every result is committed; broker, worker and bare consumer share the machine. Latency has the worker and its client in
-one process. Sizes on Kafka are scaled down so that a run takes minutes; the ratios do not depend on them.
+one process, and counts after a first second. A load on Kafka is 250 MB, 1 GB for the replay, 20 MB of small records.
 """
 
 

@@ -89,7 +89,8 @@ class Channel:
         """One attempt to connect at a time, shared by all that wait; after a failure the next one tries again."""
         if self._connecting is None or (self._connecting.done() and self._connecting.exception() is not None):
             self._connecting = self.background(self._transport.producer())
-        await asyncio.wait({self._connecting})
+        if not self._connecting.done():
+            await asyncio.wait({self._connecting})
         return self._connecting.result()
 
     def _enter(self) -> None:
