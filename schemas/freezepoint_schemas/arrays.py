@@ -106,7 +106,7 @@ def token_ids(value: Any) -> TokenArray:
         return frozen(_tokens_of_list(value))
     if isinstance(value, np.ndarray):
         return frozen(_tokens_of_array(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):  # of the two, the first is asked at a tenth of the price
         return frozen(_tokens_of_array(unpack(value)))
     raise ArrayError("token ids must be an array of integers or a packed array")
 
@@ -169,7 +169,7 @@ def log_probs(value: Any) -> FloatArray:
         return frozen(_floats_of_list(value))
     if isinstance(value, np.ndarray):
         return frozen(_floats_of_array(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):  # of the two, the first is asked at a tenth of the price
         return frozen(_floats_of_array(unpack(value)))
     raise ArrayError("log probabilities must be an array of numbers or a packed array")
 

@@ -96,8 +96,11 @@ def topic_specs(names: TopicNames, partitions: int) -> list[TopicSpec]:
 
 def rollout_id_of_key(key: bytes | None) -> str | None:
     """The rollout id a record's key names, or None where the key is missing or no valid rollout id."""
-    if key is None or len(key) > ROLLOUT_ID_BYTES_MAX:
-        return None
+    return None if key is None or len(key) > ROLLOUT_ID_BYTES_MAX else _rollout_id(key)
+
+
+@lru_cache(maxsize=1 << 16)  # a rollout's records come by the hundred, its key is looked at once
+def _rollout_id(key: bytes) -> str | None:
     try:
         text = key.decode("ascii")
     except UnicodeDecodeError:

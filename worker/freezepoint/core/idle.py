@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 MARKS_PER_TIMEOUT = 32
 """How finely replayed records are placed: to this fraction of the timeout."""
@@ -38,5 +39,6 @@ class IdleClock:
 
     def placed(self, offset: int) -> float:
         """When the record at this offset was applied first, at the latest; now for one that never was."""
-        index = bisect_right(self.marks, offset, key=lambda mark: mark[0])
-        return self.marks[index][1] if index < len(self.marks) else self.now
+        if not self.marks or offset >= self.marks[-1][0]:
+            return self.now
+        return self.marks[bisect_right(self.marks, offset, key=itemgetter(0))][1]

@@ -25,12 +25,28 @@ from freezepoint.core.rollout import TRANSITIONS, Action, Input, LogLimits, Roll
 from freezepoint.core.watermark import Watermark
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import InputEvent, RolloutCancelled, RolloutClear, RolloutComplete, TokenEntry
+from freezepoint_schemas.events import (
+    CallCancelled,
+    CallIntent,
+    CaptureIncomplete,
+    InputEvent,
+    RolloutCancelled,
+    RolloutClear,
+    RolloutComplete,
+    TokenEntry,
+)
 from freezepoint_schemas.headers import PART, header, without
 from freezepoint_schemas.ledger import PROGRESS_KEY, Carried, ProgressRecord
 from freezepoint_schemas.parts import PartAssembler, PartError, PartHeader, PartsTooLarge
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
 from freezepoint_schemas.topics import Topic, partition_for, rollout_id_of_key
+
+_INPUTS: dict[type[InputEvent], Input] = {
+    RolloutComplete: Input.CLOSE,
+    RolloutCancelled: Input.CLOSE,
+    RolloutClear: Input.CLEAR,
+}
+"""What an event is to the table, but for what is written into a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +331,13 @@ class PartitionCore:
         return [] if whole is None else whole
 
     def _apply(self, state: State, event: InputEvent, record: InputRecord) -> list[Effect]:
-        action, _ = TRANSITIONS[state, _kind(event)]
+        action, _ = TRANSITIONS[state, _INPUTS.get(type(event), Input.RECORD)]
         match action, event:
+            case Action.WRITE, TokenEntry() | CallIntent() | CallCancelled() | CaptureIncomplete():
+                life = self._life(event.rollout_id, record.offset)
+                written = life.write(event, len(record.value or b""))
+                if written is not Written.RECORDED:
+                    self.counters[written.name.lower()] += 1
             case Action.LATE, _:
                 return self._late(record)
             case Action.IGNORE, _:
@@ -325,13 +346,8 @@ class PartitionCore:
                 return [self._freeze(event.rollout_id, event, record.offset)]
             case Action.FORGET, RolloutClear():
                 self._forget(event, record.offset)
-            case _, (RolloutComplete() | RolloutCancelled() | RolloutClear()):
-                raise AssertionError(f"the table has no {action} for {event.event}")
             case _:
-                life = self._life(event.rollout_id, record.offset)
-                written = life.write(event, len(record.value or b""))
-                if written is not Written.RECORDED:
-                    self.counters[written.name.lower()] += 1
+                raise AssertionError(f"the table has no {action} for {event.event}")
         return []
 
     def _state(self, rollout_id: str, offset: int) -> State:
@@ -415,13 +431,3 @@ class PartitionCore:
         )
         value = codec.encode_ledger(progress)
         return OutputRecord(Topic.LEDGER, PROGRESS_KEY, value, partition=self.config.partition)
-
-
-def _kind(event: InputEvent) -> Input:
-    match event:
-        case RolloutComplete() | RolloutCancelled():
-            return Input.CLOSE
-        case RolloutClear():
-            return Input.CLEAR
-        case _:
-            return Input.RECORD
