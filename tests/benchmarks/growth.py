@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from math import log10
 from pathlib import Path
 
@@ -49,9 +50,9 @@ def growth_rows(target: Path | None, *, quick: bool) -> list[Row]:
     turns = (10, 100) if quick else (10, 100, 1_000)
     opened = (1, 100) if quick else (1, 100, 10_000)
     curves = [
-        Curve("turns of a rollout", [_point(size, _rollouts(max(1, 1_000 // size), size)) for size in turns]),
-        Curve("open rollouts", [_point(size, _rollouts(size, max(2, 1_000 // size))) for size in opened]),
-        Curve("partitions", [_point(size, _rollouts(100, 10), size) for size in (1, 16, 64)]),
+        Curve("turns of a rollout", [_point(size, _waves(1, size, 1_000 // size)) for size in turns]),
+        Curve("open rollouts", [_point(size, _waves(size, 5, 200 // size)) for size in opened]),
+        Curve("partitions", [_point(size, _waves(100, 10), size) for size in (1, 16, 64)]),
     ]
     if target is not None:
         target.write_text(plot(curves), encoding="utf-8")
@@ -73,32 +74,37 @@ def _row(curve: Curve, what: str, of: Callable[[Point], float], unit: str) -> Ro
     )
 
 
-def _rollouts(count: int, turns: int) -> list[InputRecord]:
-    """All of them open at the same time; offsets are given by each partition anew."""
+def _waves(count: int, turns: int, waves: int = 1) -> list[list[InputRecord]]:
+    """In each wave, of which there is one at least, so many rollouts that are open at the same time."""
     values = by_reference(rollout(Shape(turns, TURN.first_prompt, TURN.generated, TURN.tool)))
-    keys = [f"rollout-{number}".encode() for number in range(count)]
-    records = [
-        (key, value.replace(b'"rollout_id":"standard"', b'"rollout_id":"' + key + b'"'))
-        for value in values
-        for key in keys
-    ]
-    closing = [
-        (key, codec.encode_event(RolloutComplete(rollout_id=key.decode(), n_calls=turns))) for key in keys
-    ]
-    return [InputRecord(0, 0, 1_000, key, value) for key, value in (*records, *closing)]
+    return [list(_wave(wave, count, values)) for wave in range(max(1, waves))]
 
 
-def _point(size: int, records: Sequence[InputRecord], partitions: int = 1) -> Point:
+def _wave(wave: int, count: int, values: Sequence[bytes]) -> Iterator[InputRecord]:
+    """Offsets are given by each partition anew."""
+    keys = [f"rollout-{wave}-{number}".encode() for number in range(count)]
+    for value in values:
+        for key in keys:
+            body = value.replace(b'"rollout_id":"standard"', b'"rollout_id":"' + key + b'"')
+            yield InputRecord(0, 0, 1_000, key, body)
+    for key in keys:
+        closing = RolloutComplete(rollout_id=key.decode(), n_calls=len(values))
+        yield InputRecord(0, 0, 1_000, key, codec.encode_event(closing))
+
+
+def _point(size: int, waves: Sequence[Sequence[InputRecord]], partitions: int = 1) -> Point:
+    """Time is that of all waves; memory that of the first, since what is frozen is let go."""
+    records = list(chain.from_iterable(waves))
     taken = []
     for _ in range(RUNS):
         began = time.process_time()
         _fold(records, partitions)
         taken.append(time.process_time() - began)
     tracemalloc.start()
-    _fold(records, partitions)
+    _fold(waves[0], partitions)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return Point(size, 1e6 * min(taken) / len(records), peak / len(records) / 1024)
+    return Point(size, 1e6 * min(taken) / len(records), peak / len(waves[0]) / 1024)
 
 
 def _fold(records: Sequence[InputRecord], partitions: int) -> None:
