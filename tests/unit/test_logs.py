@@ -13,6 +13,7 @@ import structlog
 from freezepoint.telemetry.logs import KNOWN_MESSAGES_MAX, REPEAT_S, RepeatLimit, configure
 
 CLIENT = "aiokafka.consumer.group_coordinator"
+SECRET = "geh-eim"
 
 
 class Limited:
@@ -71,6 +72,27 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict
 
     yield written
     structlog.configure(**before)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("lines")
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_no_traceback_shows_what_variables_hold(kind: type[io.StringIO]) -> None:
+    def connect(password: str) -> None:
+        raise ValueError(f"not {len(password)}")
+
+    out = kind()
+    configure("info", out)
+    try:
+        connect(SECRET)
+    except ValueError:
+        logging.getLogger("asyncio").exception("a task failed")
+    assert "ValueError: not 7" in out.getvalue()
+    assert SECRET not in out.getvalue()
 
 
 def test_the_clients_errors_are_warnings_once_and_its_tracebacks_errors(

@@ -95,7 +95,9 @@ def _shared_processors() -> list[Any]:
 
 def _rendering(*, terminal: bool) -> list[Any]:
     if terminal:
-        return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.dev.ConsoleRenderer()]
+        # Its own form of a traceback, where Rich is installed, has every frame's variables: passwords, tokens, rollouts.
+        plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, plain]
     return [
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
         structlog.processors.format_exc_info,
