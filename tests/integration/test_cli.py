@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -140,7 +141,11 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
         (["run", "--broker", "kafka://h:9092,b:x"], "'b:x' is no host:port"),
         (["run", "--broker", "kafka://h:9092/topic"], "'h:9092/topic' is no host:port"),
         (["run", "--broker", "kafka://::1:9092"], "'::1:9092' is no host:port"),
-        (["run", "--broker", "kafka://u:p@h:9092"], "'u:p@h:9092' is no host:port"),
+        (["run", "--broker", "kafka://a..b:9092"], "'a..b:9092' is no host:port"),
+        (
+            ["run", "--broker", "kafka://u:p@h:9092"],
+            "broker: there is no place for credentials in it: write kafka",
+        ),
         (["topics", "apply", "--topic-prefix", "bad prefix/"], "'bad prefix/' cannot begin a topic's name"),
         (["topics", "apply", "--topic-prefix", "x" * 201], "cannot begin a topic's name"),
         (["replay", "--all", "--to-prefix", "a b"], "'a b' cannot begin a topic's name"),
@@ -166,7 +171,15 @@ def test_wrong_usage_is_one_line_and_exit_code_2(shell: Shell, arguments: list[s
         ({"FREEZEPOINT_WORKER__GROUP": ""}, "FREEZEPOINT_WORKER__GROUP: String should have at least 1"),
         ({"FREEZEPOINT_READER__GROUP": ""}, "FREEZEPOINT_READER__GROUP: String should have at least 1"),
         ({"FREEZEPOINT_WORKER": "[1]"}, "FREEZEPOINT_WORKER is no JSON object; "),
-        ({"FREEZEPOINT_WORKER": '{"poll_timeout_ms": 0}'}, "FREEZEPOINT_WORKER: Input should be greater"),
+        (
+            {"FREEZEPOINT_WORKER": '{"poll_timeout_ms": 0}'},
+            "FREEZEPOINT_WORKER: worker.poll_timeout_ms: Input should",
+        ),
+        ({"FREEZEPOINT_HTTP__HOST": ""}, "FREEZEPOINT_HTTP__HOST: String should have at least 1"),
+        (
+            {"FREEZEPOINT_KAFKA__SASL_PASSWORD": os.fsdecode(b"geh\xeaim")},
+            "_KAFKA__SASL_PASSWORD is not UTF-8",
+        ),
         (
             {"FREEZEPOINT_LOG_LEVEL": "loud"},
             "(env var: 'FREEZEPOINT_LOG_LEVEL'): 'loud' is not one of 'debug', 'info', 'warning', 'error'",

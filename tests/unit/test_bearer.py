@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from freezepoint.errors import BrokerUnavailableError, ConfigurationError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka import oidc
 from freezepoint.transport.kafka.bearer import Bearer, BearerFile, BearerProvider
+from freezepoint.transport.kafka.credentials import refused_token
 from freezepoint.transport.kafka.oidc import ClientCredentials
 from freezepoint.transport.kafka.sessions import Sessions
 from tests.integration.secured_kafka import certificate
@@ -96,6 +98,13 @@ async def test_a_file_without_a_usable_token_says_why(
     assert "geheim" not in str(caught.value)
     with pytest.raises(KafkaConnectionError, match=message):  # what the client retries
         await BearerProvider(BearerFile(path)).token()
+
+
+async def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ConfigurationError, match=f"{path} is no regular file"):
+            await BearerFile(path).bearer()
 
 
 # --------------------------------------------------------------------------------------------------- token endpoint
@@ -247,6 +256,17 @@ async def test_an_endpoints_certificate_is_checked_by_the_file_that_is_named(tmp
         found = await credentials(made.url, sasl_oauth_ca_file=pem).bearer()
     assert found.value == "opaque"
     assert found.expires_at is not None, "by expires_in, where the token does not tell"
+
+
+async def test_the_query_of_an_endpoints_address_is_sent_and_not_shown(endpoint: TokenEndpoint) -> None:
+    url = f"{endpoint.url}?key=geheim"
+    assert (await credentials(url).bearer()).subject == "alice"
+    endpoint.answer = (500, {})
+    with pytest.raises(BrokerUnavailableError, match=r"/token\?… answers with status 500") as caught:
+        await credentials(url).bearer()
+    settings = KafkaSettings(sasl_oauth_token_url=url)
+    for told in (str(caught.value), str(refused_token(settings)), settings.model_dump_json()):
+        assert "geheim" not in told
 
 
 async def test_nothing_logs_a_secret(endpoint: TokenEndpoint, caplog: pytest.LogCaptureFixture) -> None:

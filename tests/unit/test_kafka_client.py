@@ -108,6 +108,20 @@ def test_a_token_provider_reaches_the_client_and_no_password(given: dict[str, An
         (BEARER | TOKEN_FILE | {"security_protocol": "SSL"}, "FREEZEPOINT_KAFKA__SECURITY_PROTOCOL=SASL_SSL"),
         ({"security_protocol": "SASL_SSL"} | TOKEN_FILE, "FREEZEPOINT_KAFKA__SASL_MECHANISM"),
         (TOKEN_URL, r"which has no use for kafka\.sasl_oauth_token_url"),
+        (BEARER | TOKEN_URL | {"sasl_oauth_token_url": "https://idp..example/token"}, "is no URL"),
+        (
+            {"sasl_username": "alice", "sasl_password": SecretStr(SECRET)},
+            r"PLAINTEXT, which has no use for kafka\.sasl_username and kafka\.sasl_password .*=SASL_SSL",
+        ),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "a", "sasl_password": SecretStr(SECRET)}
+            | {"ssl_cert_file": Path("cert.pem")},
+            r"SASL_PLAINTEXT, which has no use for kafka\.ssl_cert_file .*=SSL, or SASL_SSL",
+        ),
+        (
+            {"security_protocol": "SSL", "ssl_key_file": Path("key.pem")},
+            r"kafka\.ssl_key_file .* is of no use without kafka\.ssl_cert_file",
+        ),
     ],
 )
 def test_missing_or_contradicting_token_settings_are_named(given: dict[str, Any], message: str) -> None:

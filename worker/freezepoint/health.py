@@ -92,7 +92,7 @@ async def _serve(
         async with asyncio.timeout(REQUEST_S_MAX):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, path, *_ = head.partition("\r\n")[0].split(" ")
-            if http.host and is_loopback(http.host) and not is_loopback(_asked_host(head)):
+            if is_loopback(http.host) and not is_loopback(_asked_host(head)):
                 found: Answer = (
                     HTTPStatus.MISDIRECTED_REQUEST,
                     TEXT,

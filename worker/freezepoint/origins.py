@@ -31,7 +31,8 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 def check_environment(settings: type[BaseModel]) -> None:
-    """:raises ConfigurationError: a variable of ours is none that anybody reads, or a whole section is no JSON object."""
+    """:raises ConfigurationError: a variable of ours is none that anybody reads or no text, or a whole section is no JSON
+    object."""
     known = {_variable(name) for name in _names(settings)} | OTHER_VARIABLES.keys()
     for name, value in os.environ.items():
         variable = name.upper()
@@ -39,9 +40,20 @@ def check_environment(settings: type[BaseModel]) -> None:
             continue
         if variable not in known:
             raise ConfigurationError(_unknown(name, variable, known))
+        if not _is_text(value):
+            raise ConfigurationError(f"{name} is not UTF-8")
         section = _sections(settings).get(variable.removeprefix(PREFIX).lower())
         if section is not None:
             _check_keys(name, _json_object(name, value), section, f"{variable.removeprefix(PREFIX).lower()}.")
+
+
+def _is_text(value: str) -> bool:
+    """Bytes that are no UTF-8 stand in it as half a character each, which nothing can send."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tells_of_a_service(variable: str, value: str) -> bool:
@@ -137,7 +149,7 @@ def _given_as(location: tuple[str | int, ...], given: Mapping[str, Any], setting
     variables = {variable.upper() for variable in os.environ}
     for length in range(len(location), 0, -1):
         if (variable := _variable(location[:length])) in variables:
-            return variable
+            return variable if length == len(location) else f"{variable}: {name}"
     path = os.environ.get(CONFIG)
     if path and _holds(read_file(path, settings), location):
         return f"{path}: {name}"

@@ -7,8 +7,17 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -60,6 +69,10 @@ class KafkaSettings(_Section):
     transaction_timeout_ms: Annotated[int, Field(ge=1_000)] = 60_000
     fetch_max_bytes: Annotated[int, Field(ge=1024)] = 50 * 1024 * 1024
     partition_fetch_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+
+    @field_serializer("sasl_oauth_token_url", when_used="json")
+    def _without_secrets(self, url: str | None) -> str | None:
+        return None if url is None else shown_url(url)
 
 
 class SqliteSettings(_Section):
@@ -125,7 +138,7 @@ class HttpSettings(_Section):
     alive for so long; after that a new process may have more luck.
     """
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     turn_s_max: Annotated[float, Field(gt=0)] = 60.0
     broker_wait_s_max: Annotated[float, Field(gt=0)] = 900.0
@@ -183,6 +196,17 @@ class Settings(BaseSettings):
     tracing: TracingSettings = TracingSettings()
     reader: ReaderSettings = ReaderSettings()
 
+    @field_validator("broker")
+    @classmethod
+    def _holds_no_credentials(cls, broker: str) -> str:
+        """A broker's address is shown in messages, by ``config`` and by ``ps``."""
+        if not broker.startswith("sqlite:") and "@" in broker:
+            raise ValueError(
+                "there is no place for credentials in it: write kafka://host:port, and set kafka.sasl_username and "
+                "kafka.sasl_password (FREEZEPOINT_KAFKA__SASL_USERNAME, FREEZEPOINT_KAFKA__SASL_PASSWORD)"
+            )
+        return broker
+
     @property
     def topics(self) -> TopicNames:
         return TopicNames(self.topic_prefix)
@@ -218,6 +242,25 @@ def load(**given: Any) -> Settings:
         raise ConfigurationError(first_problem(error, arguments, Settings)) from None
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def shown_url(url: str) -> str:
+    """For people and logs: without user information and query, where a secret may stand."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "…"
+    place = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{'…@' if place[1] else ''}{place[2]}{parts.path}{'?…' if parts.query else ''}"
+
+
+def names_a_host(host: str) -> bool:
+    """Whether it can be looked up at all: the resolver raises no error of its own for an empty or overlong label."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import Settings
+from freezepoint.settings import Settings, names_a_host
 from freezepoint.transport.ports import Broker
 
 KAFKA_SCHEME = "kafka://"
@@ -50,7 +50,7 @@ def _servers(url: str) -> str:
     servers = url[len(KAFKA_SCHEME) :]
     for server in servers.split(","):
         match = _SERVER.fullmatch(server)
-        if match is None or not 0 < int(match[2] or 9092) < 1 << 16:
+        if match is None or not names_a_host(match[1]) or not 0 < int(match[2] or 9092) < 1 << 16:
             raise ConfigurationError(
                 f"broker {url!r}: {server!r} is no host:port; write kafka://host:port[,host:port...] in --broker or "
                 "FREEZEPOINT_BROKER"

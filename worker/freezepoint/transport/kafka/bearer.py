@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,9 +99,14 @@ class BearerFile:
 
 
 def read_secret(path: Path, where: str) -> str:
-    """A file's text without the white space around it. :raises ConfigurationError: it cannot be read."""
+    """A file's text without the white space around it. :raises ConfigurationError: it cannot be read.
+
+    A pipe is refused: it may be waited for without end, here on the event loop, and holds its text but once.
+    """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigurationError(f"{where} is no regular file")
             content = file.read(TOKEN_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigurationError(f"{where} cannot be read: {error.strerror}") from None
@@ -109,6 +116,10 @@ def read_secret(path: Path, where: str) -> str:
         return content.decode("ascii").strip()
     except UnicodeDecodeError:
         raise ConfigurationError(f"{where} is not plain ASCII") from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class BearerProvider(AbstractTokenProvider):  # type: ignore[misc] # the client is untyped

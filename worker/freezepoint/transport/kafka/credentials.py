@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import re
+import ssl
 from typing import Any, Final
 
 from aiokafka.protocol.admin import SaslAuthenticateRequest
 
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import KafkaSettings
+from freezepoint.settings import KafkaSettings, shown_url
 from freezepoint.transport.kafka.bearer import BearerFile, BearerProvider, BearerSource
+from freezepoint.transport.kafka.faults import one_line
 from freezepoint.transport.kafka.oidc import ClientCredentials
 
 OAUTH: Final = "OAUTHBEARER"
 PASSWORD: Final = ("sasl_username", "sasl_password")
+CERTIFICATE, KEY = "ssl_cert_file", "ssl_key_file"
 FILE, URL, CLIENT_ID, SECRET, SECRET_FILE = (
     "sasl_oauth_token_file",
     "sasl_oauth_token_url",
@@ -21,6 +25,8 @@ FILE, URL, CLIENT_ID, SECRET, SECRET_FILE = (
     "sasl_oauth_client_secret",
     "sasl_oauth_client_secret_file",
 )
+_OF_OUR_CERTIFICATE: Final = re.compile(r"ALERT_.*CERTIFICATE|ALERT_UNKNOWN_CA|ALERT_ACCESS_DENIED")
+"""Alerts by which a broker refuses us. From TLS 1.3 on they come after the handshake, upon the first request."""
 OF_ENDPOINT: Final = (URL, CLIENT_ID, SECRET, SECRET_FILE, "sasl_oauth_scope", "sasl_oauth_ca_file")
 
 
@@ -30,6 +36,7 @@ def credentials(settings: KafkaSettings) -> dict[str, Any]:
     :raises ConfigurationError: settings are missing, or contradict each other.
     """
     _check_oauth_is_meant(settings)
+    _check_nothing_is_shown_in_vain(settings)
     if not settings.security_protocol.startswith("SASL_"):
         return {}
     logging.getLogger("aiokafka.conn").addFilter(_hides_credentials)
@@ -66,6 +73,24 @@ def _check_oauth_is_meant(settings: KafkaSettings) -> None:
         )
 
 
+def _check_nothing_is_shown_in_vain(settings: KafkaSettings) -> None:
+    """Whoever sets a password or a certificate believes that the broker sees it."""
+    protocol = settings.security_protocol
+    passwords, certificate = _given(settings, PASSWORD), _given(settings, (CERTIFICATE, KEY))
+    if passwords and not protocol.startswith("SASL_"):
+        raise ConfigurationError(
+            f"kafka.security_protocol is {protocol}, which has no use for {_named(*passwords)}: unset what is not meant, or set "
+            f"{_variable('security_protocol')}=SASL_SSL"
+        )
+    if certificate and not protocol.endswith("SSL"):
+        raise ConfigurationError(
+            f"kafka.security_protocol is {protocol}, which has no use for {_named(*certificate)}: unset what is not meant, or "
+            f"set {_variable('security_protocol')}=SSL, or SASL_SSL"
+        )
+    if certificate == (KEY,):
+        raise ConfigurationError(f"{_named(KEY)} is of no use without {_named(CERTIFICATE)}")
+
+
 def _bearer_source(settings: KafkaSettings) -> BearerSource:
     path, of_endpoint = settings.sasl_oauth_token_file, _given(settings, OF_ENDPOINT)
     if path is not None:
@@ -91,10 +116,30 @@ def refused_token(settings: KafkaSettings) -> ConfigurationError:
     """What to look at when the broker does not accept a token. Its own words are left out: a validator may repeat the token."""
     where = f"kafka.{FILE} {settings.sasl_oauth_token_file}"
     if settings.sasl_oauth_token_file is None:
-        where = f"kafka.{URL} {settings.sasl_oauth_token_url}, kafka.{CLIENT_ID} and kafka.sasl_oauth_scope"
+        url = shown_url(settings.sasl_oauth_token_url or "")
+        where = f"kafka.{URL} {url}, kafka.{CLIENT_ID} and kafka.sasl_oauth_scope"
     return ConfigurationError(
         f"the broker refused the token: check {where}, and that the token's issuer, audience and expiry are what the broker "
         "wants (its sasl.oauthbearer.expected.issuer and .audience, its key set and its clock)"
+    )
+
+
+def tls_refusal(settings: KafkaSettings, error: BaseException, where: str) -> ConfigurationError | None:
+    """What to look at when TLS fails for another reason than that nobody is there any more."""
+    failure = error if isinstance(error, ssl.SSLError) else error.__cause__
+    if not isinstance(failure, ssl.SSLError) or isinstance(failure, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return None
+    if _OF_OUR_CERTIFICATE.search(failure.reason or "") is None:
+        return ConfigurationError(
+            f"TLS with {where} failed: {one_line(failure)}; check kafka.security_protocol and kafka.ssl_ca_file"
+        )
+    if settings.ssl_cert_file is None:
+        return ConfigurationError(
+            f"the broker at {where} wants a client certificate: set {_named(CERTIFICATE, KEY)}"
+        )
+    return ConfigurationError(
+        f"the broker at {where} refused our certificate ({failure.reason}): check kafka.ssl_cert_file {settings.ssl_cert_file} "
+        "and its expiry, and that the broker's ssl.truststore has who signed it"
     )
 
 

@@ -26,7 +26,7 @@ from urllib.request import (
 import orjson
 
 from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
-from freezepoint.settings import KafkaSettings, is_loopback
+from freezepoint.settings import KafkaSettings, is_loopback, names_a_host, shown_url
 from freezepoint.transport.kafka.bearer import TOKEN_BYTES_MAX, Bearer, read_secret
 
 RENEW_S_MAX: Final = 60.0
@@ -96,7 +96,7 @@ class ClientCredentials:
 
     @property
     def _where(self) -> str:
-        return f"the token endpoint {self._url}"
+        return f"the token endpoint {shown_url(self._url)}"
 
     def _ask(self) -> bytes:
         """The endpoint's answer; in a thread. No error is chained: some repeat what was sent."""
@@ -212,7 +212,14 @@ def _check_url(url: str) -> bool:
         raise ConfigurationError(
             f"{setting} holds credentials: set kafka.sasl_oauth_client_id and kafka.sasl_oauth_client_secret"
         )
-    if not host or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+    if (
+        not host
+        or not names_a_host(host)
+        or parts.fragment
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+    ):
         raise ConfigurationError(f"{setting} is no URL: write https://host/path")
     is_here = is_loopback(host)
     if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
