@@ -204,6 +204,31 @@ async def test_a_token_endpoint_that_refuses_ends_a_worker(
     assert "wrong-secret" not in told
 
 
+@pytest.mark.parametrize("source", ["file", "endpoint"])
+async def test_what_is_refused_later_ends_a_worker_too(
+    oauth: OauthKafka, endpoint: TokenEndpoint, unique_prefix: str, tmp_path: Path, source: str
+) -> None:
+    """The client takes a refusal for an outage, and would try again for ever."""
+    endpoint.life_s = 2 * SESSION_S
+    (tmp_path / "other").mkdir()
+    unknown, path = Signer(tmp_path / "other").token(), tmp_path / "token"
+    settings = (
+        by_endpoint(oauth, endpoint) if source == "endpoint" else by_file(oauth, path, oauth.signer.token())
+    )
+    async with topics(oauth, unique_prefix) as root:
+        with worker(variables(oauth.by_short_sessions, unique_prefix, settings), tmp_path / "log") as running:
+            running.until_acquired(1)
+            await work(root, "r", 1)
+            path.write_text(unknown)
+            endpoint.answer = (401, {"error": "invalid_client"})
+            assert running.wait() == 2
+    expected = {
+        "file": f"the broker refused the token: check kafka.sasl_oauth_token_file {path}",
+        "endpoint": f"the token endpoint {endpoint.url} refused us (status 401, invalid_client)",
+    }
+    assert f"error: {expected[source]}" in running.log.read_text()
+
+
 @pytest.mark.timeout(180)
 async def test_a_worker_outlives_its_connections_sessions(
     oauth: OauthKafka, endpoint: TokenEndpoint, unique_prefix: str, tmp_path: Path

@@ -15,10 +15,10 @@ from aiokafka.conn import collect_hosts
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaConnectionError, ProducerClosed, SaslAuthenticationFailed
 
-from freezepoint.errors import BrokerUnavailableError, ConfigurationError
+from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.bearer import BearerProvider, BearerSource
-from freezepoint.transport.kafka.credentials import credentials, refused_token
+from freezepoint.transport.kafka.credentials import credentials, refused_token, tls_refusal
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, one_line, translate
 from freezepoint.transport.kafka.sessions import AskingConnection, Sessions
 
@@ -70,8 +70,13 @@ def _tls_context(settings: KafkaSettings) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"kafka.ssl_ca_file {settings.ssl_ca_file}: {one_line(error)}") from None
     context.check_hostname = settings.ssl_check_hostname
+    _load_certificate(context, settings)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, settings: KafkaSettings) -> None:
     if settings.ssl_cert_file is None:
-        return context
+        return
     secret = settings.ssl_key_password
     # An empty password instead of none: OpenSSL would prompt on the terminal for a key that turns out to be encrypted.
     password = secret.get_secret_value() if secret is not None else ""
@@ -82,7 +87,6 @@ def _tls_context(settings: KafkaSettings) -> ssl.SSLContext:
             f"kafka.ssl_cert_file {settings.ssl_cert_file}, kafka.ssl_key_file {settings.ssl_key_file} or "
             f"kafka.ssl_key_password cannot be used: {one_line(error)}"
         ) from None
-    return context
 
 
 class Clients:
@@ -110,6 +114,20 @@ class Clients:
     def _bearers(self) -> BearerSource | None:
         found: BearerProvider | None = self.connection.get("sasl_oauth_token_provider")
         return None if found is None else found.source
+
+    def _renew_certificates(self) -> None:
+        """What was renewed in the files is shown and trusted from the next connection on; what cannot be used, as while it is
+        being written, is not."""
+        context: ssl.SSLContext | None = self.connection.get("ssl_context")
+        if context is None:
+            return
+        try:
+            _tls_context(self.settings)
+        except ConfigurationError:
+            return
+        if self.settings.ssl_ca_file is not None:
+            context.load_verify_locations(self.settings.ssl_ca_file)
+        _load_certificate(context, self.settings)
 
     def _watched(self, client: Any) -> Any:
         """Connections that authenticate are renewed in time."""
@@ -179,6 +197,7 @@ class Clients:
         :raises BrokerUnavailableError: nothing answers, or there is no token yet to connect with.
         :raises ConfigurationError: the broker refuses us, or whoever gives tokens does.
         """
+        self._renew_certificates()
         try:
             if self._bearers is not None:  # the client would only log why there is none
                 await self._bearers.bearer()
@@ -193,29 +212,34 @@ class Clients:
             self.dispose(client)
             where = f"{doing} at {self.bootstrap}"
             if isinstance(error, KafkaConnectionError):
-                raise await self._refusal() or await self._unreached(where) from error
+                raise await self.refusal() or await self._unreached(where) from error
             raise translate(error, where) from error
         except BaseException:
             self.dispose(client)
             raise
 
-    async def _refusal(self) -> ConfigurationError | None:
-        """Whether we were refused rather than not answered. The client only logs why it could not connect, so that this
-        asks once more, and only where there is something to refuse."""
+    async def refusal(self) -> FreezepointError | None:
+        """Whether we were refused, or given no token, rather than not answered. The client only logs why it could not
+        connect, so that this asks once more, and only where there is something to refuse."""
         if self.settings.security_protocol == "PLAINTEXT":
             return None
+        if self._bearers is not None:
+            try:
+                await self._bearers.bearer()
+            except FreezepointError as error:
+                return error
+        self._renew_certificates()
         connection = self._asking()
+        where = f"{connection.host}:{connection.port}"
         try:
             await connection.connect()
-        except ssl.SSLError as error:
-            return ConfigurationError(
-                f"TLS with {connection.host}:{connection.port} failed: {one_line(error)}; check kafka.security_protocol and "
-                "kafka.ssl_ca_file"
-            )
         except CLIENT_ERRORS as error:
+            refused_tls = tls_refusal(self.settings, error, where)
+            if refused_tls is not None:
+                return refused_tls
             if self._bearers is not None and isinstance(error, SaslAuthenticationFailed):
                 return refused_token(self.settings)
-            refused = translate(error, f"connecting at {connection.host}:{connection.port}")
+            refused = translate(error, f"connecting at {where}")
             return refused if isinstance(refused, ConfigurationError) else None
         await connection.close()
         return None

@@ -113,6 +113,9 @@ class Cluster:
 
         Asked by our own request, because the client's lets the broker create what is missing (with one partition),
         wherever auto.create.topics.enable is left at its default.
+
+        Whatever begins anew after a failure comes by here first, so that this is where credentials that are no longer
+        taken are told from an outage: the client connects again by itself, for ever, and only logs why it cannot.
         """
         wanted = list(names)
         admin = await self.admin()
@@ -120,9 +123,12 @@ class Cluster:
             with translated(f"describing {', '.join(wanted)}"):
                 async with asyncio.timeout(self.clients.timeout_s):
                     counts = await self._settled(admin, wanted)
-        except (BrokerUnavailableError, asyncio.CancelledError):
+        except asyncio.CancelledError:
             self.clients.silent = True
             raise
+        except BrokerError as error:
+            self.clients.silent = isinstance(error, BrokerUnavailableError)
+            raise await self.clients.refusal() or error from None
         self.clients.silent = False
         self._seen = (self._seen - set(wanted)) | counts.keys()
         return counts
