@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import os
+import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from freezepoint.errors import BrokerUnavailableError, ConfigurationError
 from freezepoint.settings import KafkaSettings
@@ -25,6 +29,7 @@ from freezepoint.transport.kafka.credentials import refused_token
 from freezepoint.transport.kafka.oidc import ClientCredentials
 from freezepoint.transport.kafka.sessions import Sessions
 from tests.integration.secured_kafka import certificate
+from tests.polling import poll_until_async
 from tests.token_endpoint import CLIENT_SECRET, TokenEndpoint, served
 
 
@@ -236,6 +241,139 @@ async def test_no_answer_is_told_as_such_and_in_time(endpoint: TokenEndpoint) ->
         BrokerUnavailableError, match=r"no answer from the token endpoint .*: Connection refused"
     ):
         await credentials(gone.url).bearer()
+
+
+@contextmanager
+def dripping(head: bytes) -> Iterator[str]:
+    """An endpoint that answers so much at once, and then a byte now and then, for ever."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.sendall(head)
+                while not over.wait(0.1):
+                    self.request.sendall(b"x")
+
+    over = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/token"
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 400 No\r\n\r\n"],
+    ids=["line", "headers", "body", "error"],
+)
+async def test_an_endpoint_that_answers_byte_by_byte_keeps_no_thread(head: bytes) -> None:
+    with dripping(head) as url:
+        with pytest.raises(BrokerUnavailableError, match="no answer from the token endpoint"):
+            await credentials(url, request_timeout_ms=1_000).bearer()
+        await poll_until_async(asking_none, 5, "its thread has ended")
+
+
+async def asking_none() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name == "token-endpoint"]
+
+
+async def test_a_request_that_is_cancelled_keeps_no_thread() -> None:
+    with dripping(b"") as url:
+        asking = asyncio.create_task(credentials(url, request_timeout_ms=60_000).bearer())
+        await poll_until_async(lambda: _negated(asking_none), 5, "it asks")
+        asking.cancel()
+        await poll_until_async(asking_none, 5, "its thread has ended")
+
+
+async def _negated(asked: Callable[[], Awaitable[bool]]) -> bool:
+    return not await asked()
+
+
+async def test_a_refusal_costs_nothing_while_the_token_lasts(endpoint: TokenEndpoint) -> None:
+    """It may be a way that is being mended, or a secret that is being changed."""
+    endpoint.life_s = 2
+    source = credentials(endpoint.url)
+    first = await source.bearer()
+    endpoint.answer = (404, b"no such page")
+    with capture_logs() as told:
+        await poll_until_async(lambda: _asked(source, endpoint, 2), 5, "it asks for another one")
+    assert source.last is first
+    assert [line["event"] for line in told] == ["token_not_renewed"]
+    assert "status 404" in told[0]["error"]
+    await poll_until_async(lambda: _refused(source, "status 404"), 10, "the token is over")
+
+
+async def _refused(source: ClientCredentials, message: str) -> bool:
+    try:
+        await source.bearer()
+    except ConfigurationError as error:
+        return message in str(error)
+    return False
+
+
+async def _asked(source: ClientCredentials, endpoint: TokenEndpoint, times: int) -> bool:
+    await source.bearer()
+    return len(endpoint.asked) >= times
+
+
+@pytest.mark.parametrize(
+    ("told", "pause_s"), [("3", 3), ("999999", 60), ("0", 1), ("soon", 1), ("-5", 1), ("", 1)]
+)
+async def test_an_endpoint_is_left_alone_for_as_long_as_it_asks_for(
+    endpoint: TokenEndpoint, told: str, pause_s: float
+) -> None:
+    endpoint.answer, endpoint.headers = (503, {}), {"Retry-After": told}
+    source = credentials(endpoint.url)
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailableError, match="status 503"):
+            await source.bearer()
+    assert len(endpoint.asked) == 1
+    assert source._failed is not None
+    assert source._failed[0] - time.monotonic() == pytest.approx(pause_s, abs=0.9)
+
+
+@pytest.mark.parametrize(
+    ("expires_in", "lasts_s"),
+    [
+        (3600, 300),  # from a cache, as it were: the token's own end counts
+        (100, 100),
+        ("100", 100),
+        (100.5, 100.5),
+        (None, 300),
+        ("soon", 300),
+        ("inf", 300),
+        ("nan", 300),
+        ([], 300),
+        (0, 0),
+        (-5, 0),
+    ],
+)
+async def test_a_token_is_kept_until_the_first_of_its_ends(
+    endpoint: TokenEndpoint, expires_in: object, lasts_s: float
+) -> None:
+    token = jwt(exp=time.time() + 300)
+    endpoint.answer = (200, {"access_token": token, "expires_in": expires_in})
+    source = credentials(endpoint.url)
+    await source.bearer()
+    assert source._held is not None
+    assert source._held.expires_at - time.monotonic() == pytest.approx(lasts_s, abs=2)
+
+
+async def test_a_proxys_refusal_is_told(monkeypatch: pytest.MonkeyPatch, endpoint: TokenEndpoint) -> None:
+    """It answers to POST alone, so 501 to what a proxy is asked."""
+    monkeypatch.setenv(
+        "HTTPS_PROXY", endpoint.url.replace("http://", "http://user:geheim@").removesuffix("/token")
+    )
+    monkeypatch.delenv("https_proxy", raising=False)
+    with pytest.raises(
+        BrokerUnavailableError, match="the proxy that HTTPS_PROXY names answers with status 501"
+    ):
+        await credentials("https://idp.example/token").bearer()
 
 
 async def test_a_token_of_unknown_life_is_used_once(endpoint: TokenEndpoint) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
+import math
 import re
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import IO, Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote_plus, urlencode, urlsplit
 from urllib.request import (
+    HTTPHandler,
     HTTPRedirectHandler,
     HTTPSHandler,
     OpenerDirector,
@@ -24,18 +29,31 @@ from urllib.request import (
 )
 
 import orjson
+import structlog
 
 from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
 from freezepoint.settings import KafkaSettings, is_loopback, names_a_host, shown_url
 from freezepoint.transport.kafka.bearer import TOKEN_BYTES_MAX, Bearer, read_secret
+
+log = structlog.get_logger()
 
 RENEW_S_MAX: Final = 60.0
 RENEW_SHARE: Final = 0.2
 """How much of a token's life is left when another one is fetched, at most ``RENEW_S_MAX``."""
 PAUSE_S: Final = 1.0
 """An endpoint that failed is left alone for so long: the Kafka client connects twenty times a second."""
+RETRY_AFTER_S_MAX: Final = 60.0
+"""And for as long as it asks for, at most this."""
 _TOO_MANY, _TIMED_OUT, _SERVER_ERRORS, _REFUSALS = 429, 408, 500, 400
+_SECONDS: Final = re.compile(r"\d{1,9}")
+_TUNNEL: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
+
+
+class _BusyError(BrokerUnavailableError):
+    """The endpoint says that it has no time for us."""
+
+    pause_s = PAUSE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,10 @@ class _Held:
     renew_at: float
     expires_at: float
     """Both by the monotonic clock."""
+
+    @property
+    def lasts(self) -> bool:
+        return time.monotonic() < self.expires_at
 
 
 class ClientCredentials:
@@ -56,7 +78,8 @@ class ClientCredentials:
         self._settings = settings
         self._url = settings.sasl_oauth_token_url
         self._timeout_s = settings.request_timeout_ms / 1000
-        self._opener = _opener(settings, is_here=_check_url(self._url))
+        self._connections = _Connections()
+        self._opener = _opener(settings, self._connections, is_here=_check_url(self._url))
         self._lock = asyncio.Lock()
         self._held: _Held | None = None
         self._failed: tuple[float, FreezepointError] | None = None
@@ -71,11 +94,12 @@ class ClientCredentials:
             return held.bearer
 
     async def _renewed(self, old: _Held | None) -> _Held:
-        """A new one, or, from an endpoint that does not answer, the old one for as long as it lasts."""
+        """A new one, or, from an endpoint that gives none, the old one for as long as it lasts: whatever is wrong may be mended
+        until then."""
         try:
             self._held = await self._fetched()
-        except BrokerUnavailableError:
-            if old is None or time.monotonic() >= old.expires_at:
+        except FreezepointError:
+            if old is None or not old.lasts:
                 raise
             return old
         return self._held
@@ -86,10 +110,12 @@ class ClientCredentials:
             raise type(error)(str(error))
         try:
             asked_at = time.monotonic()
-            answer = await _in_thread(self._ask, self._timeout_s, self._where)
+            answer = await _in_thread(self._ask, self._connections.cut_off, self._timeout_s, self._where)
             held = self._held_of(answer, asked_at)
         except FreezepointError as error:
-            self._failed = (time.monotonic() + PAUSE_S, error)
+            self._failed = (time.monotonic() + getattr(error, "pause_s", PAUSE_S), error)
+            if self._held is not None and self._held.lasts:
+                log.warning("token_not_renewed", error=str(error))
             raise
         self._failed = None
         return held
@@ -103,11 +129,10 @@ class ClientCredentials:
         request = Request(self._url, data=self._form(), headers=self._headers(), method="POST")  # noqa: S310 - see _check_url
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
-                answer: bytes = response.read(TOKEN_BYTES_MAX + 1)
-                return answer
+                return self._body(response)
         except HTTPError as error:
             with error:
-                raise self._refused(error.code, error) from None
+                raise self._refused(error.code, error, error.headers.get("Retry-After", "")) from None
         except URLError as error:
             raise self._unreached(error.reason) from None
         except (OSError, http.client.HTTPException) as error:
@@ -140,9 +165,12 @@ class ClientCredentials:
             raise ConfigurationError(f"kafka.sasl_oauth_client_secret_file {path} is empty")
         return found
 
-    def _refused(self, status: int, answer: IO[bytes]) -> FreezepointError:
+    def _refused(self, status: int, answer: IO[bytes], retry_after: str) -> FreezepointError:
         if status in (_TOO_MANY, _TIMED_OUT) or status >= _SERVER_ERRORS:
-            return BrokerUnavailableError(f"{self._where} answers with status {status}")
+            busy = _BusyError(f"{self._where} answers with status {status}")
+            if _SECONDS.fullmatch(retry_after):
+                busy.pause_s = min(max(PAUSE_S, float(retry_after)), RETRY_AFTER_S_MAX)
+            return busy
         if status < _REFUSALS:
             return ConfigurationError(
                 f"{self._where} redirects (status {status}): set kafka.sasl_oauth_token_url to where it is"
@@ -152,10 +180,20 @@ class ClientCredentials:
             "kafka.sasl_oauth_client_id, kafka.sasl_oauth_client_secret or its file, and kafka.sasl_oauth_scope"
         )
 
+    def _body(self, answer: Any) -> bytes:
+        """Of an answer that comes byte by byte, what has come when nobody waits for it any more."""
+        body, until = b"", time.monotonic() + self._timeout_s
+        while len(body) <= TOKEN_BYTES_MAX and time.monotonic() < until:
+            piece: bytes = answer.read1(TOKEN_BYTES_MAX + 1 - len(body))
+            if not piece:
+                break
+            body += piece
+        return body
+
     def _error_code(self, answer: IO[bytes]) -> str:
         """Of what the endpoint says only the code that RFC 6749 prescribes: anything else may repeat what was sent."""
         try:
-            found = orjson.loads(answer.read(TOKEN_BYTES_MAX))["error"]
+            found = orjson.loads(self._body(answer))["error"]
         except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
             return ""
         is_code = isinstance(found, str) and _ERROR_CODE.fullmatch(found) and found != self._secret()
@@ -168,6 +206,8 @@ class ClientCredentials:
                 f"TLS with {self._where} failed: {reason.verify_message}; check kafka.sasl_oauth_ca_file"
             )
         detail = reason.strerror if isinstance(reason, OSError) and reason.strerror else kind
+        if tunnel := _TUNNEL.match(str(reason)):
+            detail = f"the proxy that HTTPS_PROXY names answers with status {tunnel[1]}"
         return BrokerUnavailableError(f"no answer from {self._where}: {detail}")
 
     def _held_of(self, answer: bytes, asked_at: float) -> _Held:
@@ -190,11 +230,12 @@ class ClientCredentials:
 
 
 def _life_s(told: Any, bearer: Bearer) -> float:
-    """By the answer, else by the token itself; a token of an unknown life is used once."""
-    try:
-        return max(0.0, float(told))
-    except (TypeError, ValueError):
-        return max(0.0, bearer.expires_at - time.time()) if bearer.expires_at is not None else 0.0
+    """By the answer and by the token itself, whichever is less: an answer may come from a cache, and the broker goes by the
+    token. One of an unknown life is used once."""
+    lives = [] if bearer.expires_at is None else [bearer.expires_at - time.time()]
+    with contextlib.suppress(TypeError, ValueError):
+        lives.append(float(told))
+    return max(0.0, min((life_s for life_s in lives if math.isfinite(life_s)), default=0.0))
 
 
 def _check_url(url: str) -> bool:
@@ -236,18 +277,60 @@ class _NoRedirects(HTTPRedirectHandler):
         """Follow none."""
 
 
-def _opener(settings: KafkaSettings, *, is_here: bool) -> OpenerDirector:
+class _Connections:
+    """The connections that a request under way has made; without a proxy, one."""
+
+    def __init__(self) -> None:
+        self._made: list[http.client.HTTPConnection] = []
+
+    def made(self, kind: type[http.client.HTTPConnection], *args: Any, **options: Any) -> Any:
+        """A new one of that kind, in place of those of the request before."""
+        connection = kind(*args, **options)
+        self._made[:] = [connection]
+        return connection
+
+    def cut_off(self) -> None:
+        """End them from outside. An endpoint that sends a byte now and then would else keep its thread for ever, and each further
+        request one more. Only until the body: then the client has let go of the connection, see ``_body``."""
+        for connection in self._made:
+            with contextlib.suppress(OSError, AttributeError):  # not connected yet, or no more
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(HTTPHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def http_open(self, request: Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connections.made, http.client.HTTPConnection), request)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, connections: _Connections, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._connections, self._trusts = connections, context
+
+    def https_open(self, request: Request) -> http.client.HTTPResponse:
+        kind = partial(self._connections.made, http.client.HTTPSConnection)
+        return self.do_open(kind, request, context=self._trusts)
+
+
+def _opener(settings: KafkaSettings, connections: _Connections, *, is_here: bool) -> OpenerDirector:
     """It goes through the proxy that the environment names, but for what is on this machine."""
     path = settings.sasl_oauth_ca_file
     try:
         context = ssl.create_default_context(cafile=path)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"kafka.sasl_oauth_ca_file {path}: {type(error).__name__}") from None
+    except OSError as error:
+        detail = error.strerror or type(error).__name__
+        raise ConfigurationError(f"kafka.sasl_oauth_ca_file {path} cannot be used: {detail}") from None
     proxies = ProxyHandler({} if is_here else None)
-    return build_opener(proxies, HTTPSHandler(context=context), _NoRedirects())
+    return build_opener(proxies, _Http(connections), _Https(connections, context), _NoRedirects())
 
 
-async def _in_thread(work: Callable[[], bytes], timeout_s: float, where: str) -> bytes:
+async def _in_thread(
+    work: Callable[[], bytes], cut_off: Callable[[], None], timeout_s: float, where: str
+) -> bytes:
     """In a daemon thread: the loop's own threads would hold a leaving worker back until an endpoint that is stuck answers.
 
     :raises BrokerUnavailableError: it took too long.
@@ -279,4 +362,8 @@ async def _in_thread(work: Callable[[], bytes], timeout_s: float, where: str) ->
         async with asyncio.timeout(timeout_s):
             return await done
     except TimeoutError:
+        cut_off()
         raise BrokerUnavailableError(f"no answer from {where} within {timeout_s:g} s") from None
+    except asyncio.CancelledError:
+        cut_off()
+        raise
