@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from freezepoint import health
 from freezepoint.core.records import OutputRecord
-from freezepoint.settings import is_loopback
+from freezepoint.settings import HttpSettings, WorkerSettings, is_loopback
 from freezepoint.status import PAGE, POLICY
 from freezepoint.telemetry.recent import FINISHED_MAX, SAMPLES_MAX, Finished, Recent
+from freezepoint.worker import Worker
 from freezepoint_schemas.topics import Topic
 from tests.contract.driving import PARTITIONS, Cluster
 from tests.events import complete, entry
 from tests.integration.test_health import get, port_of
 from tests.integration.workers import publish, publish_raw, worker
-from tests.polling import poll_until
+from tests.polling import poll_until, poll_until_async
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -102,6 +105,45 @@ async def test_on_loopback_only_names_of_the_machine_itself_are_answered(
         sqlite.environment(), tmp_path / "open.log", FREEZEPOINT_HTTP__HOST="0.0.0.0"
     ) as port:  # an orchestrator asks by whatever name it has for it
         assert asked(port, "/status", Host="worker.example")[0] == 200
+
+
+@pytest.fixture
+async def large_page(sqlite: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """The port of a server whose page no kernel takes in whole."""
+    monkeypatch.setattr(health, "PAGE", b"x" * 64 * 1024 * 1024)
+    async with (
+        await sqlite.with_topics() as transport,
+        health.serving(Worker(transport, WorkerSettings()), HttpSettings(port=0)) as port,
+    ):
+        assert port is not None
+        yield port
+
+
+async def test_who_does_not_read_its_answer_is_cut_off(
+    large_page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "REQUEST_S_MAX", 0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", large_page, limit=1)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    await poll_until_async(lambda: _is_gone(writer), 10, "the server cuts it off")
+    with pytest.raises(ConnectionError):
+        await reader.read()
+    writer.close()
+
+
+async def _is_gone(writer: asyncio.StreamWriter) -> bool:
+    """Nothing is read here, so that only what is written tells."""
+    writer.write(b"x")
+    return writer.transport.is_closing()
+
+
+async def test_however_many_are_slow_who_is_quick_is_answered(large_page: int) -> None:
+    slow = [await asyncio.open_connection("127.0.0.1", large_page) for _ in range(health.CONNECTIONS_MAX + 5)]
+    code, _, body = await asyncio.to_thread(asked, large_page, "/livez")
+    assert (code, body) == (200, b"ok\n")
+    assert [await reader.read() for reader, _ in slow[:5]] == [b""] * 5, "the oldest are cut off"
+    for _, writer in slow:
+        writer.close()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@ log = structlog.get_logger()
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
 REQUEST_S_MAX: Final = 5.0
+"""For a request, its answer, and until the answer was taken."""
+CONNECTIONS_MAX: Final = 64
+"""Beyond it the oldest one is cut off, so that whoever is quick is answered however many are slow: else they would cost the
+worker its probes, and the files that it may open."""
 TEXT: Final = "text/plain; charset=utf-8"
 NOTHING_ELSE: Final = "default-src 'none'; frame-ancestors 'none'"
 """The policy of what is no page."""
@@ -35,6 +39,8 @@ _HEADERS: Final = (
 )
 
 Answer = tuple[HTTPStatus, str, bytes]
+Connections = dict[asyncio.StreamWriter, None]
+"""In the order they came."""
 
 
 async def answer(worker: Worker, http: HttpSettings, method: str, path: str) -> Answer:
@@ -68,9 +74,13 @@ async def serving(worker: Worker, http: HttpSettings) -> AsyncIterator[int | Non
     if port is None:
         yield None
         return
+    connections: Connections = {}
     try:
         server = await asyncio.start_server(
-            lambda reader, writer: _serve(worker, http, reader, writer), host, port, limit=REQUEST_BYTES_MAX
+            lambda reader, writer: _serve(worker, http, connections, reader, writer),
+            host,
+            port,
+            limit=REQUEST_BYTES_MAX,
         )
     except OSError as error:
         raise ConfigurationError(
@@ -86,8 +96,17 @@ async def serving(worker: Worker, http: HttpSettings) -> AsyncIterator[int | Non
 
 
 async def _serve(
-    worker: Worker, http: HttpSettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    worker: Worker,
+    http: HttpSettings,
+    connections: Connections,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
+    if len(connections) >= CONNECTIONS_MAX:
+        oldest = next(iter(connections))
+        del connections[oldest]
+        oldest.transport.abort()
+    connections[writer] = None
     try:
         async with asyncio.timeout(REQUEST_S_MAX):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -101,7 +120,8 @@ async def _serve(
             else:
                 found = await answer(worker, http, method, path)
             writer.write(_response(*found))
-            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
     except (
         TimeoutError,
         ValueError,
@@ -111,7 +131,8 @@ async def _serve(
     ):
         pass  # not HTTP, too slow or gone: nobody is left to answer
     finally:
-        writer.close()
+        connections.pop(writer, None)
+        writer.transport.abort()  # closing alone would wait for a reader that never reads
 
 
 def _asked_host(head: str) -> str:
