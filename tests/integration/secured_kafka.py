@@ -52,7 +52,8 @@ def certificate(folder: Path) -> Path:
     return folder / "cert.pem"
 
 
-def add_scram_user(kafka: LocalKafka, mechanism: str) -> None:
+def add_scram_user(kafka: LocalKafka, mechanism: str, password: str = PASSWORD) -> None:
+    """Alice, or another password for her."""
     command = _java_command(
         find_java(),
         fetch_jars(),
@@ -66,7 +67,7 @@ def add_scram_user(kafka: LocalKafka, mechanism: str) -> None:
             "--entity-name",
             "alice",
         ),
-        *("--add-config", f"{mechanism}=[password={PASSWORD}]"),
+        *("--add-config", f"{mechanism}=[password={password}]"),
     )
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
