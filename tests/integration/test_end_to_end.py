@@ -84,6 +84,17 @@ def run_example(environment: dict[str, str]) -> subprocess.CompletedProcess[str]
     )
 
 
+def test_without_its_libraries_it_says_how_to_install_them() -> None:
+    program = "import sys; sys.modules['openai'] = None; import examples.end_to_end"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr.splitlines()) == (
+        1,
+        ["error: openai not installed: .venv/bin/pip install -c constraints.txt -e '.[dev]'"],
+    )
+
+
 @pytest.mark.timeout(240)
 async def test_the_command_runs_again_and_again_and_keeps_to_topics_of_its_own(cluster: Cluster) -> None:
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), **cluster.environment()}
