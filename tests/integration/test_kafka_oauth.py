@@ -126,6 +126,11 @@ async def test_the_doctor_works_by_a_token_and_names_who_it_is(
     (connection,) = [check async for check in examine(refused) if check.subject == "connection"]
     assert connection.verdict == "fail"
     assert "invalid_client" in connection.message
+    assert connection.mend == "as it says"
+    endpoint.answer = (503, {})
+    (connection,) = [check async for check in examine(settings) if check.subject == "connection"]
+    assert "status 503" in connection.message
+    assert connection.mend == "as it says"
 
 
 async def work_as_root(root: KafkaTransport, settings: Settings, oauth: OauthKafka) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from freezepoint import health
 from freezepoint.core.records import OutputRecord
+from freezepoint.errors import ConfigurationError
 from freezepoint.settings import HttpSettings, WorkerSettings, is_loopback
 from freezepoint.status import PAGE, POLICY
 from freezepoint.telemetry.recent import FINISHED_MAX, SAMPLES_MAX, Finished, Recent
@@ -105,6 +106,13 @@ async def test_on_loopback_only_names_of_the_machine_itself_are_answered(
         sqlite.environment(), tmp_path / "open.log", FREEZEPOINT_HTTP__HOST="0.0.0.0"
     ) as port:  # an orchestrator asks by whatever name it has for it
         assert asked(port, "/status", Host="worker.example")[0] == 200
+
+
+async def test_a_name_that_no_host_can_have_is_told(sqlite: Cluster) -> None:
+    worker = Worker(sqlite.transport(1_000_000), WorkerSettings())
+    with pytest.raises(ConfigurationError, match=r"cannot listen on a\.\.b:0: .*; set http\.host"):
+        async with health.serving(worker, HttpSettings(host="a..b", port=0)):
+            pass
 
 
 @pytest.fixture

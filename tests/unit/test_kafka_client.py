@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.client import Clients, connection_arguments
+from freezepoint.transport.kafka.examine import tells_secret
 
 SECRET = "correct horse battery staple"
 
@@ -128,6 +129,23 @@ def test_missing_or_contradicting_token_settings_are_named(given: dict[str, Any]
     with pytest.raises(ConfigurationError, match=message) as caught:
         arguments(**given)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism", "host", "expected"),
+    [
+        ("SASL_PLAINTEXT", "PLAIN", "broker1", True),
+        ("SASL_PLAINTEXT", "OAUTHBEARER", "10.0.0.1", True),
+        ("SASL_PLAINTEXT", "OAUTHBEARER", "127.0.0.1", False),
+        ("SASL_PLAINTEXT", "SCRAM-SHA-256", "broker1", False),
+        ("SASL_SSL", "PLAIN", "broker1", False),
+    ],
+)
+def test_a_secret_that_goes_over_the_network_as_it_is_is_known(
+    protocol: str, mechanism: str, host: str, expected: bool
+) -> None:
+    settings = KafkaSettings.model_validate({"security_protocol": protocol, "sasl_mechanism": mechanism})
+    assert tells_secret(settings, ["127.0.0.1", host]) is expected
 
 
 def test_the_clients_own_log_never_holds_a_credential(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,10 @@ class BrokerUnavailableError(BrokerError):
     """No answer from the broker within the deadline."""
 
 
+class NoTokenError(BrokerUnavailableError):
+    """There is no token to ask the broker with; whoever gives them is waited for."""
+
+
 class StorageFullError(BrokerError):
     """The disk that the broker writes to is full: nothing is written, on any partition, until there is room."""
 
@@ -85,6 +89,7 @@ __all__ = [
     "InputError",
     "InvalidRolloutIdError",
     "MissingTopicError",
+    "NoTokenError",
     "OwnershipLostError",
     "PublishError",
     "RecordTooLargeError",

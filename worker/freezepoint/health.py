@@ -82,9 +82,10 @@ async def serving(worker: Worker, http: HttpSettings) -> AsyncIterator[int | Non
             port,
             limit=REQUEST_BYTES_MAX,
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of what no host can be called
+        why = getattr(error, "strerror", None) or "nobody knows that name"
         raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {error.strerror}; set http.host and http.port"
+            f"cannot listen on {host}:{port}: {why}; set http.host and http.port"
         ) from None
     bound: int = server.sockets[0].getsockname()[1]
     log.info("http_listening", host=host, port=bound)
@@ -92,6 +93,8 @@ async def serving(worker: Worker, http: HttpSettings) -> AsyncIterator[int | Non
         yield bound
     finally:
         server.close()
+        for connection in connections:
+            connection.transport.abort()
         await server.wait_closed()
 
 

@@ -17,7 +17,7 @@ import orjson
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError
 
-from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
+from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
 
 TOKEN_BYTES_MAX: Final = 64 * 1024
 _B64TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
@@ -68,7 +68,7 @@ class BearerSource(Protocol):
         """A token to connect with now.
 
         :raises ConfigurationError: there will be none until somebody mends something.
-        :raises BrokerUnavailableError: there is none now.
+        :raises NoTokenError: there is none now.
         """
 
 
@@ -84,14 +84,14 @@ class BearerFile:
         where = f"kafka.sasl_oauth_token_file {self._path}"
         text = read_secret(self._path, where)
         if not text:
-            raise BrokerUnavailableError(f"{where} is empty: waiting for whoever writes it")
+            raise NoTokenError(f"{where} is empty: waiting for whoever writes it")
         try:
             found = Bearer.of(text)
         except ValueError as error:
             raise ConfigurationError(f"{where} is no token: it {error}") from None
         if found.expires_at is not None and found.expires_at <= time.time():
             late_s = time.time() - found.expires_at
-            raise BrokerUnavailableError(
+            raise NoTokenError(
                 f"the token in {where} expired {late_s:.0f} s ago: waiting for whoever writes it"
             )
         self.last = found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from aiokafka import errors as kafka
 
-from freezepoint.errors import ConfigurationError, FreezepointError
+from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
+from freezepoint.settings import KafkaSettings, is_loopback
 from freezepoint.transport.kafka.cluster import Cluster, broker_versions
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translated
 from freezepoint.transport.kafka.versions import OPERATING, missing, refusal, release
@@ -18,6 +19,10 @@ from freezepoint.transport.ports import Check, Examined
 from freezepoint_schemas.topics import Topic
 
 CONNECTION: Final = "connection"
+CONNECT: Final = "set FREEZEPOINT_BROKER=kafka://host:port and FREEZEPOINT_KAFKA__…, or start the broker"
+ENCRYPT: Final = (
+    "set FREEZEPOINT_KAFKA__SECURITY_PROTOCOL=SASL_SSL, and a listener of the brokers that goes with it"
+)
 READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 8, 10
 NAMES: Final = {READ: "Read", WRITE: "Write", DESCRIBE: "Describe", DESCRIBE_CONFIGS: "DescribeConfigs"}
 NOT_TOLD: Final = -(2**31)
@@ -31,6 +36,8 @@ NEEDED: Final[dict[Topic, tuple[int, ...]]] = {
 }
 """A worker's rights on topics; the same list stands in the README and in the published ACLs."""
 
+TOLD_AS_IT_IS: Final = ("PLAIN", "OAUTHBEARER")
+"""Mechanisms that send the secret itself."""
 RETRY_S = 0.2
 PROBE: Final = "doctor"
 """Ends the transactional ids of probes, where a worker's end with a partition's number."""
@@ -42,7 +49,8 @@ async def examine(cluster: Cluster, group: str) -> Examined:
         admin = await cluster.admin()
         found = [_connection(cluster, admin)]
     except FreezepointError as error:
-        mend = "set FREEZEPOINT_BROKER=kafka://host:port and FREEZEPOINT_KAFKA__…, or start the broker"
+        says_it = isinstance(error, ConfigurationError | NoTokenError)
+        mend = "as it says" if says_it else CONNECT
         return Examined([Check(CONNECTION, "fail", str(error), mend)], usable=False)
     for checks in (_versions, _topic_rights, _transactional_rights):
         found += await checks(cluster, admin)
@@ -52,8 +60,17 @@ async def examine(cluster: Cluster, group: str) -> Examined:
 def _connection(cluster: Cluster, admin: Any) -> Check:
     brokers = admin._client.cluster.brokers()  # noqa: SLF001 - the client has them, nothing public tells them
     where = ", ".join(sorted(f"{broker.host}:{broker.port}" for broker in brokers))
-    protocol = cluster.clients.settings.security_protocol
-    return Check(CONNECTION, "ok", f"{len(brokers)} brokers answer by {protocol}: {where}")
+    settings = cluster.clients.settings
+    message = f"{len(brokers)} brokers answer by {settings.security_protocol}: {where}"
+    if tells_secret(settings, [broker.host for broker in brokers]):
+        return Check(CONNECTION, "warn", f"{message}; whoever listens on the way learns our secret", ENCRYPT)
+    return Check(CONNECTION, "ok", message)
+
+
+def tells_secret(settings: KafkaSettings, hosts: Iterable[str]) -> bool:
+    """Whether a password or a token goes over the network as it is."""
+    as_it_is = settings.security_protocol == "SASL_PLAINTEXT" and settings.sasl_mechanism in TOLD_AS_IT_IS
+    return as_it_is and not all(is_loopback(host) for host in hosts)
 
 
 async def _versions(_: Cluster, admin: Any) -> list[Check]:

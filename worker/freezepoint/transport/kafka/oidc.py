@@ -31,7 +31,7 @@ from urllib.request import (
 import orjson
 import structlog
 
-from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
+from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
 from freezepoint.settings import KafkaSettings, is_loopback, names_a_host, shown_url
 from freezepoint.transport.kafka.bearer import TOKEN_BYTES_MAX, Bearer, read_secret
 
@@ -50,7 +50,7 @@ _TUNNEL: Final = re.compile(r"Tunnel connection failed: (\d{3})")
 _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 
 
-class _BusyError(BrokerUnavailableError):
+class _BusyError(NoTokenError):
     """The endpoint says that it has no time for us."""
 
     pause_s = PAUSE_S
@@ -208,7 +208,7 @@ class ClientCredentials:
         detail = reason.strerror if isinstance(reason, OSError) and reason.strerror else kind
         if tunnel := _TUNNEL.match(str(reason)):
             detail = f"the proxy that HTTPS_PROXY names answers with status {tunnel[1]}"
-        return BrokerUnavailableError(f"no answer from {self._where}: {detail}")
+        return NoTokenError(f"no answer from {self._where}: {detail}")
 
     def _held_of(self, answer: bytes, asked_at: float) -> _Held:
         """:raises ConfigurationError: it holds no token that we could use."""
@@ -333,7 +333,7 @@ async def _in_thread(
 ) -> bytes:
     """In a daemon thread: the loop's own threads would hold a leaving worker back until an endpoint that is stuck answers.
 
-    :raises BrokerUnavailableError: it took too long.
+    :raises NoTokenError: it took too long.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()
@@ -363,7 +363,7 @@ async def _in_thread(
             return await done
     except TimeoutError:
         cut_off()
-        raise BrokerUnavailableError(f"no answer from {where} within {timeout_s:g} s") from None
+        raise NoTokenError(f"no answer from {where} within {timeout_s:g} s") from None
     except asyncio.CancelledError:
         cut_off()
         raise
