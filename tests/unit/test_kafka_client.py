@@ -14,6 +14,7 @@ from freezepoint.errors import ConfigurationError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.client import Clients, connection_arguments
 from freezepoint.transport.kafka.examine import tells_secret
+from freezepoint.transport.kafka.tls import Certificates, tls_context
 
 SECRET = "correct horse battery staple"
 
@@ -187,6 +188,18 @@ def test_client_certificates_with_an_open_and_a_locked_key(pem: Path) -> None:
         ssl_key_file=pem / "locked.pem",
         ssl_key_password=password,
     )
+
+
+def test_files_that_are_being_written_are_not_read(pem: Path, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    settings = KafkaSettings(security_protocol="SSL", ssl_ca_file=cert, ssl_cert_file=cert, ssl_key_file=key)
+    for source, copy in (("cert.pem", cert), ("key.pem", key)):
+        copy.write_bytes((pem / source).read_bytes())
+    context, certificates = tls_context(settings), Certificates(settings)
+    for damage in (lambda: cert.write_text("half a cert"), key.unlink, cert.unlink):
+        damage()
+        certificates.renew(context)
+    assert len(context.get_ca_certs()) == 1
 
 
 @pytest.mark.parametrize("password", [None, SecretStr("wrong")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,9 +17,10 @@ from aiokafka.errors import KafkaConnectionError, ProducerClosed, SaslAuthentica
 from freezepoint.errors import BrokerUnavailableError, ConfigurationError, FreezepointError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.bearer import BearerProvider, BearerSource
-from freezepoint.transport.kafka.credentials import credentials, refused_token, tls_refusal
-from freezepoint.transport.kafka.faults import CLIENT_ERRORS, one_line, translate
+from freezepoint.transport.kafka.credentials import credentials, refused_token
+from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
 from freezepoint.transport.kafka.sessions import AskingConnection, Sessions
+from freezepoint.transport.kafka.tls import Certificates, tls_context, tls_refusal
 
 log = logging.getLogger(__name__)
 
@@ -59,34 +59,8 @@ def connection_arguments(bootstrap: str, settings: KafkaSettings) -> dict[str, A
     }
     arguments |= credentials(settings)
     if settings.security_protocol.endswith("SSL"):
-        arguments["ssl_context"] = _tls_context(settings)
+        arguments["ssl_context"] = tls_context(settings)
     return arguments
-
-
-def _tls_context(settings: KafkaSettings) -> ssl.SSLContext:
-    """Certificates are always verified; ``ssl_check_hostname`` off only stops comparing the name."""
-    try:
-        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"kafka.ssl_ca_file {settings.ssl_ca_file}: {one_line(error)}") from None
-    context.check_hostname = settings.ssl_check_hostname
-    _load_certificate(context, settings)
-    return context
-
-
-def _load_certificate(context: ssl.SSLContext, settings: KafkaSettings) -> None:
-    if settings.ssl_cert_file is None:
-        return
-    secret = settings.ssl_key_password
-    # An empty password instead of none: OpenSSL would prompt on the terminal for a key that turns out to be encrypted.
-    password = secret.get_secret_value() if secret is not None else ""
-    try:
-        context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, password)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"kafka.ssl_cert_file {settings.ssl_cert_file}, kafka.ssl_key_file {settings.ssl_key_file} or "
-            f"kafka.ssl_key_password cannot be used: {one_line(error)}"
-        ) from None
 
 
 class Clients:
@@ -103,6 +77,7 @@ class Clients:
         self._connection: dict[str, Any] | None = None
         self._sessions: Sessions | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._certificates = Certificates(settings)
 
     @property
     def connection(self) -> dict[str, Any]:
@@ -114,20 +89,6 @@ class Clients:
     def _bearers(self) -> BearerSource | None:
         found: BearerProvider | None = self.connection.get("sasl_oauth_token_provider")
         return None if found is None else found.source
-
-    def _renew_certificates(self) -> None:
-        """What was renewed in the files is shown and trusted from the next connection on; what cannot be used, as while it is
-        being written, is not."""
-        context: ssl.SSLContext | None = self.connection.get("ssl_context")
-        if context is None:
-            return
-        try:
-            _tls_context(self.settings)
-        except ConfigurationError:
-            return
-        if self.settings.ssl_ca_file is not None:
-            context.load_verify_locations(self.settings.ssl_ca_file)
-        _load_certificate(context, self.settings)
 
     def _watched(self, client: Any) -> Any:
         """Connections that authenticate are renewed in time."""
@@ -197,7 +158,7 @@ class Clients:
         :raises BrokerUnavailableError: nothing answers, or there is no token yet to connect with.
         :raises ConfigurationError: the broker refuses us, or whoever gives tokens does.
         """
-        self._renew_certificates()
+        self._certificates.renew(self.connection.get("ssl_context"))
         try:
             if self._bearers is not None:  # the client would only log why there is none
                 await self._bearers.bearer()
@@ -228,7 +189,7 @@ class Clients:
                 await self._bearers.bearer()
             except FreezepointError as error:
                 return error
-        self._renew_certificates()
+        self._certificates.renew(self.connection.get("ssl_context"))
         connection = self._asking()
         where = f"{connection.host}:{connection.port}"
         try:

@@ -128,7 +128,10 @@ class Cluster:
             raise
         except BrokerError as error:
             self.clients.silent = isinstance(error, BrokerUnavailableError)
-            raise await self.clients.refusal() or error from None
+            refused = await self.clients.refusal()
+            if refused is not None:
+                raise refused from error
+            raise
         self.clients.silent = False
         self._seen = (self._seen - set(wanted)) | counts.keys()
         return counts

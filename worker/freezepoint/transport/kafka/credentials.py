@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
-import ssl
 from typing import Any, Final
 
 from aiokafka.protocol.admin import SaslAuthenticateRequest
@@ -12,7 +10,6 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import KafkaSettings, shown_url
 from freezepoint.transport.kafka.bearer import BearerFile, BearerProvider, BearerSource
-from freezepoint.transport.kafka.faults import one_line
 from freezepoint.transport.kafka.oidc import ClientCredentials
 
 OAUTH: Final = "OAUTHBEARER"
@@ -25,8 +22,6 @@ FILE, URL, CLIENT_ID, SECRET, SECRET_FILE = (
     "sasl_oauth_client_secret",
     "sasl_oauth_client_secret_file",
 )
-_OF_OUR_CERTIFICATE: Final = re.compile(r"ALERT_.*CERTIFICATE|ALERT_UNKNOWN_CA|ALERT_ACCESS_DENIED")
-"""Alerts by which a broker refuses us. From TLS 1.3 on they come after the handshake, upon the first request."""
 OF_ENDPOINT: Final = (URL, CLIENT_ID, SECRET, SECRET_FILE, "sasl_oauth_scope", "sasl_oauth_ca_file")
 
 
@@ -121,25 +116,6 @@ def refused_token(settings: KafkaSettings) -> ConfigurationError:
     return ConfigurationError(
         f"the broker refused the token: check {where}, and that the token's issuer, audience and expiry are what the broker "
         "wants (its sasl.oauthbearer.expected.issuer and .audience, its key set and its clock)"
-    )
-
-
-def tls_refusal(settings: KafkaSettings, error: BaseException, where: str) -> ConfigurationError | None:
-    """What to look at when TLS fails for another reason than that nobody is there any more."""
-    failure = error if isinstance(error, ssl.SSLError) else error.__cause__
-    if not isinstance(failure, ssl.SSLError) or isinstance(failure, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return None
-    if _OF_OUR_CERTIFICATE.search(failure.reason or "") is None:
-        return ConfigurationError(
-            f"TLS with {where} failed: {one_line(failure)}; check kafka.security_protocol and kafka.ssl_ca_file"
-        )
-    if settings.ssl_cert_file is None:
-        return ConfigurationError(
-            f"the broker at {where} wants a client certificate: set {_named(CERTIFICATE, KEY)}"
-        )
-    return ConfigurationError(
-        f"the broker at {where} refused our certificate ({failure.reason}): check kafka.ssl_cert_file {settings.ssl_cert_file} "
-        "and its expiry, and that the broker's ssl.truststore has who signed it"
     )
 
 
