@@ -25,9 +25,9 @@ ADMIN_WAIT_S = 60.0
 
 class ChaosBroker:
     """One broker for all scenarios. ``direct``: where the load and the checker connect, ``proxied``: where workers that
-    are to be cut off do; both are known before it starts, and kept over restarts."""
+    are to be cut off do; both are known before it starts, and kept over restarts. ``more``: properties of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Mapping[str, str] | None = None) -> None:
         ports = _ports(4)
         self.direct = f"127.0.0.1:{ports[0]}"
         self.proxied = f"127.0.0.1:{ports[2]}"
@@ -44,7 +44,8 @@ class ChaosBroker:
                 "group.min.session.timeout.ms": "1000",
                 "log.segment.delete.delay.ms": "1000",
                 "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-            },
+            }
+            | dict(more or {}),
         )
 
     async def __aenter__(self) -> Self:

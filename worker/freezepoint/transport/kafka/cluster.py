@@ -16,7 +16,7 @@ from aiokafka.structs import TopicPartition
 
 from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from freezepoint.transport.kafka.client import Clients
-from freezepoint.transport.kafka.decisions import TransactionState, is_aborted
+from freezepoint.transport.kafka.decisions import Decision, TransactionState, decision_in
 from freezepoint.transport.kafka.faults import missing_topic, translate, translated
 from freezepoint.transport.kafka.identity import TopicIds, id_in
 from freezepoint.transport.kafka.versions import Versions, refusal
@@ -193,9 +193,8 @@ class Cluster:
                     found |= _offsets_in(answer)
         return found
 
-    async def is_aborted(self, transactional_id: str) -> bool:
-        """Whether the last transaction of the id was not, or will not be, committed. False where the broker is too old to
-        tell."""
+    async def decision(self, transactional_id: str) -> Decision:
+        """What became of the last transaction of the id; forgotten where the broker is too old to tell."""
         admin = await self.admin()
         client = admin._client  # noqa: SLF001 - the admin client does not ask coordinators of transactions
         with translated(f"asking how {transactional_id} stands"):
@@ -204,9 +203,9 @@ class Cluster:
                     try:
                         node = await client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id)
                         if await client.ready(node):
-                            return is_aborted(await client.send(node, TransactionState.of(transactional_id)))
+                            return decision_in(await client.send(node, TransactionState.of(transactional_id)))
                     except kafka.IncompatibleBrokerVersion:
-                        return False
+                        return Decision.FORGOTTEN
                     except COORDINATOR_MOVES:
                         pass
                     await asyncio.sleep(METADATA_RETRY_S)

@@ -8,6 +8,7 @@ tell it nothing. The records there stay undecided until the next marker of the s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Any, Final
 
 from aiokafka import errors as kafka
@@ -76,16 +77,33 @@ class TransactionState(RequestStruct):  # type: ignore[misc] # the client is unt
 _UNKNOWN_ID: Final = 105
 
 
-def is_aborted(answer: Any) -> bool:
-    """Whether the last transaction has been aborted, or will be by whoever fences its producer.
+class Decision(Enum):
+    """What the partitions of an id's last transaction are to be told."""
 
-    After an init the state says no more what was decided before it. Then nothing was registered since, so that what is
-    undecided is the whole of a transaction, or what is left of one that a restart has already begun to commit.
-    """
+    COMMIT = auto()
+    ABORT = auto()
+    OPEN = auto()
+    """Nothing yet: it will be aborted by whoever fences its producer, unless a commit comes first."""
+    FORGOTTEN = auto()
+    """A producer has started since, and begun nothing; or there never was one."""
+
+
+_DECISIONS: Final = {
+    "Ongoing": Decision.OPEN,
+    "PrepareCommit": Decision.COMMIT,
+    "CompleteCommit": Decision.COMMIT,
+    "PrepareAbort": Decision.ABORT,
+    "CompleteAbort": Decision.ABORT,
+    "PrepareEpochFence": Decision.ABORT,
+}
+
+
+def decision_in(answer: Any) -> Decision:
+    """:raises KafkaError: it is no answer to the question."""
     ((code, _, state, *_),) = answer.transactions
     if code == _UNKNOWN_ID:
-        return False
+        return Decision.FORGOTTEN
     error = kafka.for_code(code)
     if error is not kafka.NoError:
         raise error()
-    return state in ("Ongoing", "PrepareAbort", "CompleteAbort", "PrepareEpochFence")
+    return _DECISIONS.get(state, Decision.FORGOTTEN)

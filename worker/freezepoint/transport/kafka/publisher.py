@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
 from aiokafka.conn import CloseReason
 from aiokafka.errors import IllegalOperation, KafkaConnectionError
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest
+from aiokafka.protocol.transaction import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
 from aiokafka.structs import TopicPartition
 
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import BrokerError, PublishError
 from freezepoint.transport.kafka.cluster import Cluster
+from freezepoint.transport.kafka.decisions import Decision
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translate_publish
 from freezepoint.transport.kafka.sending import in_parts, send_all
 from freezepoint_schemas.topics import Topic
@@ -49,6 +55,8 @@ class Publisher:
         """Of the publication in hand."""
         self._cut_off = False
         """A connection broke: the coordinator may not have told the partitions what became of the last transaction."""
+        self._last = Decision.FORGOTTEN
+        """What became of the predecessor's last transaction, as asked before it was fenced for good."""
         self.ended = False
         """Discarded or closed: it publishes no more."""
 
@@ -59,7 +67,6 @@ class Publisher:
         given up (see ``decisions``); then we write it.
         """
         await self._cluster.prepare()
-        aborted = await self._cluster.is_aborted(self._transactional_id)
         producer = self._cluster.clients.producer(
             batch_bytes=self._cluster.batch_bytes,
             record_bytes_max=self._cluster.request_bytes_max,
@@ -73,9 +80,17 @@ class Publisher:
         if self.ended:
             self.discard()
         else:
-            written = await self._written()
-            if not await self._is_decided(written, BRIEFLY_S):
-                await self._settle(producer, written, aborted=aborted)
+            await self._mend(producer)
+
+    async def _ask(self) -> None:
+        """How the predecessor's transaction stands, before each request that may fence it: once one has, the answer is final.
+
+        What was open before the request that was granted was committed in between: an open one is aborted first, and the
+        request is not granted but to be repeated.
+        """
+        asked = await self._cluster.decision(self._transactional_id)
+        if asked is not Decision.FORGOTTEN:
+            self._last = asked
 
     def _watch_requests(self, producer: Any) -> None:
         """Notice a commit that broke off. The client repeats it without a word, and the repetition is answered rightly;
@@ -86,8 +101,10 @@ class Publisher:
         send = producer.client.send
 
         async def watched(node_id: int, request: Any, **options: Any) -> Any:
-            if self._cut_off and isinstance(request, AddPartitionsToTxnRequest):
-                self._give_up()
+            if isinstance(request, InitProducerIdRequest):
+                await self._ask()
+            if self._cut_off and self._limit is not None and isinstance(request, AddPartitionsToTxnRequest):
+                self._give_up(self._limit)
                 raise KafkaConnectionError("a connection broke while the transaction began")
             try:
                 return await send(node_id, request, **options)
@@ -97,10 +114,11 @@ class Publisher:
 
         producer.client.send = watched
 
-    def _give_up(self) -> None:
+    @staticmethod
+    def _give_up(limit: asyncio.Timeout) -> None:
         """End the publication in hand, now: the client would try again for ever."""
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time())
+        if not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
 
     def _watch_connections(self, producer: Any) -> None:
         closed = producer.client._on_connection_closed  # noqa: SLF001 - the client tells nobody else
@@ -111,30 +129,58 @@ class Publisher:
 
         producer.client._on_connection_closed = noted  # noqa: SLF001 - as above
 
-    async def _settle(self, producer: Any, written: Sequence[TopicPartition], *, aborted: bool) -> None:
-        """Tell the partitions what was decided: by a transaction without a record, whose markers end the one before. Where
-        that was told, and what is undecided is another producer's, they end nothing.
+    async def _mend(self, producer: Any) -> None:
+        """Tell the partitions what was decided, where the coordinator has not. What is undecided may be another producer's:
+        then it ends nothing.
 
         :raises BrokerError: nothing helped.
         """
+        is_aborted = self._last is Decision.ABORT
+        if is_aborted:
+            await self._abort_again(producer)
+        written = await self._written()
+        if await self._is_decided(written, BRIEFLY_S):
+            return
         if not await self._is_decided([self._ledger], 0):
-            log.warning(
-                "transaction_left_undecided",
-                transactional_id=self._transactional_id,
-                decided="abort" if aborted else "commit",
-            )
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await producer.begin_transaction()
-                for source in written:
-                    producer._txn_manager.maybe_add_partition_to_txn(source)  # noqa: SLF001 - else only a record adds it
-                await (producer.abort_transaction() if aborted else producer.commit_transaction())
-        except CLIENT_ERRORS as error:
-            raise translate(error, f"settling {self._transactional_id}") from error
+            self._warn()
+        await self._tell(producer, written, aborted=is_aborted)
         if not await self._is_decided([self._ledger], self._deadline_s):
             raise PublishError(
                 f"{self._ledger.topic}[{self._ledger.partition}] stays undecided: {HOW_TO_FIND_IT}"
             )
+
+    async def _abort_again(self, producer: Any) -> None:
+        """The coordinator has forgotten an abort as this producer started, and would have a commit told by whoever starts
+        next, should the mending fail. So it is given one to remember first, before anything that needs more than it."""
+        with suppress(BrokerError, TimeoutError):  # it is only to be told of
+            async with asyncio.timeout(2 * BRIEFLY_S):
+                if not await self._is_decided([self._ledger], BRIEFLY_S):
+                    self._warn()
+        await self._tell(producer, [self._ledger], aborted=True)
+
+    def _warn(self) -> None:
+        log.warning(
+            "transaction_left_undecided",
+            transactional_id=self._transactional_id,
+            decided="abort" if self._last is Decision.ABORT else "commit",
+        )
+
+    async def _tell(self, producer: Any, sources: Sequence[TopicPartition], *, aborted: bool) -> None:
+        """A transaction without a record, whose markers end the one before.
+
+        :raises BrokerError: it failed, or a request to end it may be on its way still and would end the next one.
+        """
+        doing = f"settling {self._transactional_id}"
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await producer.begin_transaction()
+                for source in sources:
+                    producer._txn_manager.maybe_add_partition_to_txn(source)  # noqa: SLF001 - else only a record adds it
+                await (producer.abort_transaction() if aborted else producer.commit_transaction())
+        except CLIENT_ERRORS as error:
+            raise translate(error, doing) from error
+        if self._doubtful:
+            raise PublishError(f"a connection broke while {doing}")
 
     async def _is_decided(self, sources: Sequence[TopicPartition], within_s: float) -> bool:
         """Whether everything that is stored there now is decided soon."""
