@@ -9,9 +9,10 @@ from pathlib import Path
 
 from freezepoint.core.records import OutputRecord
 from freezepoint.simulate import Profile, simulate
+from freezepoint.transport.splitting import KEY_KEPT_BYTES
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import InputEvent
-from freezepoint_schemas.headers import ERROR_CLASS, ERROR_OFFSET, ERROR_TOPIC, header
+from freezepoint_schemas.headers import ERROR_CLASS, ERROR_OFFSET, ERROR_TOPIC, ORIGINAL_SIZE, PART, header
 from freezepoint_schemas.ledger import PROGRESS_KEY
 from freezepoint_schemas.topics import Topic, partition_for
 from tests.contract.driving import PARTITIONS, Cluster, read_until
@@ -233,6 +234,41 @@ async def test_large_results_and_entries_pass_in_parts(cluster: Cluster, tmp_pat
     (result,) = await read_results(transport)
     assert result.reasons == []
     assert result.traces[0].token_ids.tolist() == [*prompt, 1, 2, 3]
+
+
+async def test_a_key_and_headers_that_leave_a_dead_letter_no_room_stop_nobody(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    limit, reserve = 20_000, 600
+    transport = await cluster.with_topics(record_bytes_max=limit)
+    much = b"x" * (limit - reserve - 100)
+    await publish_raw(
+        transport,
+        [
+            OutputRecord(Topic.TOKENS, much, b"{}"),
+            OutputRecord(Topic.TOKENS, b"of headers", b"y" * 100, (("h", much),)),
+            OutputRecord(Topic.TOKENS, b"of an empty one", None, (("h", much), (PART, much[:10]))),
+            OutputRecord(Topic.TOKENS, b"r", b"{", (("h", much),)),
+        ],
+    )
+    await publish(transport, [entry("s", "c", [1], [2]), complete("s"), complete("r")])
+    environment = {**cluster.environment(), "FREEZEPOINT_SQLITE__RECORD_BYTES_MAX": str(limit)}
+    run_until_idle(environment, tmp_path / "worker.log")
+    assert {name: body["reasons"] for name, body in by_rollout(await read_results(transport)).items()} == {
+        "r": ["undecodable_record"],
+        "s": [],
+    }
+    letters = {letter.key: letter for letter in await read_all(transport, Topic.DEAD_LETTERS)}
+    assert {key: letter.value for key, letter in letters.items()} == {
+        much[:KEY_KEPT_BYTES]: b"{}",
+        b"of headers": b"y" * 100,
+        b"of an empty one": None,
+        b"r": b"{",
+    }
+    for letter in letters.values():
+        assert header(letter.headers, ORIGINAL_SIZE) == str(len(letter.value or b"")).encode()
+        assert (header(letter.headers, ERROR_OFFSET) or b"").isdigit()
+        assert header(letter.headers, "h") is None
 
 
 async def test_a_second_group_is_refused(cluster: Cluster, tmp_path: Path) -> None:

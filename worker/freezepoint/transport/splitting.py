@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from freezepoint.core.effects import OVERSIZED_KEPT_BYTES
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import RecordTooLargeError
-from freezepoint_schemas.headers import PART
+from freezepoint_schemas.headers import (
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    ERROR_OFFSET,
+    ERROR_PARTITION,
+    ERROR_TOPIC,
+    ORIGINAL_SIZE,
+    PART,
+    header,
+)
 from freezepoint_schemas.parts import split
 from freezepoint_schemas.topics import Topic
 
 RECORD_OVERHEAD_BYTES = 512
 """Room for the batch and record framing and for the part header."""
+KEY_KEPT_BYTES = 255
+"""How much of a key a shortened dead letter keeps: every rollout id fits."""
+_TOLD = (ERROR_TOPIC, ERROR_PARTITION, ERROR_OFFSET, ERROR_CLASS, ERROR_MESSAGE)
 
 
 def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[OutputRecord]:
@@ -22,14 +36,32 @@ def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[Output
 
     :raises RecordTooLargeError: key and headers alone leave no room, or it is a record that is never split.
     """
+    record = fitted(record, record_bytes_max)
     room = room_for_parts(record, record_bytes_max)
     if room is None or record.value is None:
         yield record
         return
-    for header, part in split(record.value, room):
+    for place, part in split(record.value, room):
         yield OutputRecord(
-            record.topic, record.key, part, (*record.headers, (PART, header.encode())), record.partition
+            record.topic, record.key, part, (*record.headers, (PART, place.encode())), record.partition
         )
+
+
+def fitted(record: OutputRecord, record_bytes_max: int) -> OutputRecord:
+    """A dead letter whose key and headers take most of the room is shortened: it says what was set aside and where it lies,
+    and holds the first bytes of its key and value. A producer chose them, and must not stop the worker; parts with no room
+    but for a few bytes each would be many. Every other record is returned as it is."""
+    beside_value = record.size - len(record.value or b"")
+    if record.topic is not Topic.DEAD_LETTERS or beside_value <= record_bytes_max // 2:
+        return record
+    size = header(record.headers, ORIGINAL_SIZE) or str(len(record.value or b"")).encode()
+    told = ((name, header(record.headers, name) or b"") for name in _TOLD)
+    return replace(
+        record,
+        key=record.key and record.key[:KEY_KEPT_BYTES],
+        value=record.value and record.value[: min(OVERSIZED_KEPT_BYTES, record_bytes_max // 4)],
+        headers=((ORIGINAL_SIZE, size), *told),
+    )
 
 
 def room_for_parts(record: OutputRecord, record_bytes_max: int) -> int | None:

@@ -12,7 +12,7 @@ from freezepoint.errors import ConfigurationError
 from freezepoint.transport.kafka.client import retrieve
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.ports import Position
-from freezepoint.transport.splitting import room_for_parts, split_record
+from freezepoint.transport.splitting import fitted, room_for_parts, split_record
 from freezepoint_schemas.topics import partition_for
 
 WINDOW_BYTES = 16 * 1024 * 1024
@@ -28,7 +28,7 @@ def in_parts(records: Sequence[OutputRecord], cluster: Cluster) -> Iterator[Outp
     """
     limits = [cluster.record_bytes_max(record.topic) for record in records]
     for record, limit in zip(records, limits, strict=True):
-        room_for_parts(record, limit)
+        room_for_parts(fitted(record, limit), limit)
     return (
         part for record, limit in zip(records, limits, strict=True) for part in split_record(record, limit)
     )
