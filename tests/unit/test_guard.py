@@ -62,6 +62,7 @@ class Topics:
     def __init__(self, identity: str | None) -> None:
         self.names = TopicNames("")
         self.known_as = identity
+        self.ledger_known_as: str | None = "ledger"
 
     def admin(self) -> Topics:
         return self
@@ -69,8 +70,8 @@ class Topics:
     async def partitions(self, _topic: Topic) -> int:
         return 1
 
-    async def identity(self, _topic: Topic) -> str | None:
-        return self.known_as
+    async def identity(self, topic: Topic) -> str | None:
+        return self.ledger_known_as if topic is Topic.LEDGER else self.known_as
 
     async def check(self, specs: Sequence[TopicSpec]) -> list[TopicFinding]:
         return [TopicFinding(spec.name, ok=True, message="fine") for spec in specs]
@@ -84,4 +85,15 @@ async def test_a_topic_created_again_under_the_worker_stops_it() -> None:
     await guard.check()
     topics.known_as = "new"
     with pytest.raises(ConfigurationError, match="rollout-tokens was recreated while it was read"):
+        await guard.check()
+
+
+async def test_a_ledger_created_again_under_the_worker_stops_it() -> None:
+    topics = Topics("old")
+    guard = TopicGuard(topics, 60.0)  # type: ignore[arg-type]
+    await guard.check()
+    topics.ledger_known_as = None
+    await guard.check()
+    topics.ledger_known_as = "new"
+    with pytest.raises(ConfigurationError, match="ledger was recreated while it was written to"):
         await guard.check()

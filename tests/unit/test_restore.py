@@ -63,13 +63,25 @@ async def restored(lease: Leased, topic_id: str | None = None) -> int:
     [
         (Leased(), 0),
         (Leased(log_start=3), 3),
-        (Leased(committed=2), 2),
+        (Leased(committed=2, log_start=2), 2),
+        (Leased(committed=2, log_start=4), 4),
+        (Leased(committed=20), 20),
         (Leased(progress()), 5),
         (Leased(progress(), committed=7), 7),
         (Leased(progress(), log_start=12), 12),
         (Leased(progress(), stamps={}, expired_since=APPLIED + 1), 5),
     ],
-    ids=["nothing", "truncated", "offset", "ledger", "both", "cut", "cut just now"],
+    ids=[
+        "nothing",
+        "truncated",
+        "proved",
+        "proved and cut",
+        "all done",
+        "ledger",
+        "both",
+        "cut",
+        "cut just now",
+    ],
 )
 async def test_reading_starts_at_the_latest_of_what_is_known(lease: Leased, start: int) -> None:
     assert await restored(lease) == start
@@ -84,9 +96,19 @@ async def test_reading_starts_at_the_latest_of_what_is_known(lease: Leased, star
         (Leased(progress(), log_end=8), "was recreated"),
         (Leased(progress(), stamps={APPLIED: STAMP + 1}), "was recreated"),
         (Leased(progress(), stamps={}, expired_since=APPLIED), "was recreated"),
+        (Leased(committed=7), "has lost what it knew"),
         (Leased([InputRecord(0, 0, 0, PROGRESS_KEY, b'{"schema_version": 2}')]), "cannot read"),
     ],
-    ids=["group", "partitions", "short", "shorter than read", "other record", "no record", "newer"],
+    ids=[
+        "group",
+        "partitions",
+        "short",
+        "shorter than read",
+        "other record",
+        "no record",
+        "no ledger",
+        "newer",
+    ],
 )
 async def test_another_ledger_is_refused(lease: Leased, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):

@@ -28,6 +28,8 @@ class TopicGuard:
     interval_s: float
     identity: str | None = None
     """What the tokens topic was when it was first looked at, where the broker tells."""
+    _ledger: str | None = None
+    """Likewise the ledger topic."""
     _partitions: int | None = None
     _due_at: float = 0.0
 
@@ -48,6 +50,7 @@ class TopicGuard:
         admin = self.transport.admin()
         partitions = await admin.partitions(Topic.TOKENS)
         self._compare(await admin.identity(Topic.TOKENS))
+        self._compare_ledger(await admin.identity(Topic.LEDGER))
         try:
             findings = await admin.check(topic_specs(self.transport.names, self._partitions or partitions))
         except MissingTopicError:
@@ -72,6 +75,15 @@ class TopicGuard:
                 "topic prefix"
             )
         self.identity = identity or self.identity
+
+    def _compare_ledger(self, identity: str | None) -> None:
+        """A producer writes on into whatever has the topic's name, and what the old one knew is missed only by who reads it."""
+        if identity is not None and self._ledger not in (None, identity):
+            raise ConfigurationError(
+                f"{self.transport.names[Topic.LEDGER]} was recreated while it was written to: what it knew is lost, and results "
+                "that are published would be published again. Use a new topic prefix"
+            )
+        self._ledger = identity or self._ledger
 
 
 _WRONG_TOPIC = {

@@ -38,6 +38,12 @@ async def restore(
         refuse_foreign(progress, where, topic_name, lease.partition_count, settings.group, topic_id)
         if not await _same_log(lease, progress):
             raise recreated(where, f"offset {progress.applied_offset} differs")
+    elif lease.committed is not None and lease.log_start < lease.committed < lease.log_end:
+        raise ConfigurationError(
+            f"the ledger of {topic_name}[{lease.partition}] has lost what it knew: it tells no progress, and the group had come to "
+            f"offset {lease.committed} of {lease.log_end}. Results published from there on would be published again. Use a new "
+            "topic prefix; or, to have everything published anew that is in the topic, delete the consumer group's offsets"
+        )
     start = max(progress.watermark if progress else 0, lease.committed or 0, lease.log_start)
     if start > lease.log_end:
         raise ConfigurationError(
