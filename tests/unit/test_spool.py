@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import tracemalloc
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -287,3 +288,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked.touch()
     with pytest.raises(ConfigurationError, match="spool_folder"):
         Spool(blocked / "below")
+
+
+def test_a_spool_whose_folder_is_deleted_goes_on_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary files are tidied up by others; without its lock, even by workers that start."""
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 1)
+    spool = Spool(tmp_path)
+    first = [entry("r", "c1", [1], [2])]
+    second = [entry("r", "c2", [1, 2], [3])]
+    refs = [spool.write(first)]
+    shutil.rmtree(tmp_path)
+    with pytest.raises(OSError, match="No such file"):
+        spool.write(second)
+    tmp_path.mkdir()
+    refs.append(spool.write(second))
+    Spool(tmp_path).close()
+    assert [found.model_call_id for found in spool.read(refs)] == ["c1", "c2"]
+    assert len(files_of(tmp_path)) == 1
+    spool.free(refs)
+    assert not files_of(tmp_path)
+    spool.close()
+    assert not list(tmp_path.iterdir())

@@ -45,14 +45,14 @@ class Spool:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        parent = folder or Path(tempfile.gettempdir())
+        self._parent = folder or Path(tempfile.gettempdir())
         try:
-            parent.mkdir(exist_ok=True)
-            sweep(parent)
-            self._folder, self._lock_file = _new_folder(parent)
+            self._parent.mkdir(exist_ok=True)
+            sweep(self._parent)
+            self._folder, self._lock_file = _new_folder(self._parent)
         except OSError as error:
             raise ConfigurationError(
-                f"cannot spool to {parent}: {error.strerror}; set worker.spool_folder"
+                f"cannot spool to {self._parent}: {error.strerror}; set worker.spool_folder"
             ) from None
         self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
@@ -122,8 +122,19 @@ class Spool:
             self._delete(number)
         number = self._next
         self._next += 1
-        segment = self._segments[number] = _Segment(FileIO(self._folder / f"{number:08}", "x+"))
+        segment = self._segments[number] = _Segment(self._new_file(number))
         return number, segment
+
+    def _new_file(self, number: int) -> FileIO:
+        """Where somebody deleted the folder, as those do who tidy up temporary files, in another one. What is in the files
+        that went with it can still be read."""
+        try:
+            return FileIO(self._folder / f"{number:08}", "x+")
+        except FileNotFoundError:
+            abandoned = self._lock_file
+            self._folder, self._lock_file = _new_folder(self._parent)
+            os.close(abandoned)
+            return FileIO(self._folder / f"{number:08}", "x+")
 
     def _delete(self, number: int) -> None:
         segment = self._segments.pop(number)
