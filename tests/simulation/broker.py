@@ -32,7 +32,8 @@ class Broker:
             for topic in Topic
             for partition in range(partitions)
         }
-        self.transactions = TransactionCoordinator(rng, self._committed)
+        written = [log for log in self.logs.values() if log.topic is not Topic.TOKENS]
+        self.transactions = TransactionCoordinator(rng, self._committed, self._contradicted, written)
         self.group = GroupCoordinator(partitions)
 
     def log(self, topic: Topic, partition: int) -> Log:
@@ -55,6 +56,21 @@ class Broker:
         if not transaction.transactional_id.startswith("foreign."):
             process, at = self.transactions.begun[transaction.transactional_id, transaction.epoch]
             self.monitor.committed(transaction, process, at)
+
+    def _contradicted(self, transaction: Transaction, log: Log) -> None:
+        decided, name = "committed" if transaction.commits else "aborted", transaction.transactional_id
+        self.monitor.violated(
+            f"{log.topic} {log.partition} is told the opposite of what {name} had {decided}"
+        )
+
+    def crash(self, rng: random.Random, away_s: float) -> None:
+        """Everything that is connected is cut off; what workers write to comes back partition by partition."""
+        self.network.down = True
+        self.network.crashes += 1
+        self.transactions.crashes += 1
+        for log in self.logs.values():
+            if log.topic is not Topic.TOKENS:
+                log.leader_at = self._loop.time() + away_s + rng.choice([0.0, 0.5, 5.0]) * rng.random()
 
     def _clock_ms(self) -> int:
         return EPOCH_MS + int(self._loop.time() * 1000) + self.skew_ms

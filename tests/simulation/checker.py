@@ -208,14 +208,15 @@ class Checker:
                 for stored in facts.stored
                 if stored.record is not None and stored.record.key == name.encode()
             ]
-            last_s = max(stored.visible_at for stored in own if stored.offset <= offset)
+            visible_at = self.broker.log(Topic.TOKENS, facts.partition).visible_at
+            last_s = max(visible_at(stored.offset) for stored in own if stored.offset <= offset)
             decided_s = max(
                 at for at, *whose in self.timeouts if whose == [facts.partition, name] and at <= item.at
             )
             if decided_s - last_s <= EARLY * self.plan.settings.rollout_timeout_s:
                 yield f"{name} timed out after {decided_s - last_s:.1f} s"
             for stored in own:
-                if stored.offset > offset and stored.visible_at < decided_s - SEEN_S:
+                if stored.offset > offset and visible_at(stored.offset) < decided_s - SEEN_S:
                     yield f"{name} timed out at {offset}, although offset {stored.offset} was there"
 
 

@@ -15,9 +15,12 @@ from freezepoint_schemas.events import CallIntent
 from freezepoint_schemas.topics import Topic, partition_for
 from tests.simulation.broker import Broker
 from tests.simulation.hosts import Host
+from tests.simulation.log import TxnState
 from tests.simulation.plan import Plan
 
 TEN_YEARS_MS = 315_576_000_000
+CRASH_WAIT_S = 20.0
+CRASH_LOOK_S = 0.005
 
 
 @dataclass(slots=True)
@@ -90,6 +93,23 @@ class Faults:
         await self._for(1.0, 40.0, 2 * self.plan.settings.rollout_timeout_s)
         self.broker.network.down = False
 
+    async def _crash(self) -> None:
+        """At the worst moments there are: a transaction is open, or it is decided and its partitions are not told yet; or at one
+        of these and then at the other."""
+        moments = [TxnState.COMMITTING, TxnState.OPEN]
+        for moment in self.rng.choice([moments, moments[:1], moments[1:]]):
+            await self._until_one_is(moment)
+            away_s = self.rng.random() * self.rng.choice([2.0, 20.0])
+            self.broker.crash(self.rng, away_s)
+            await asyncio.sleep(away_s)
+            self.broker.network.down = False
+
+    async def _until_one_is(self, state: TxnState) -> None:
+        loop, transactions = asyncio.get_running_loop(), self.broker.transactions
+        give_up_at = loop.time() + CRASH_WAIT_S
+        while state not in transactions.states and loop.time() < give_up_at:
+            await asyncio.sleep(CRASH_LOOK_S)
+
     async def _cut(self) -> None:
         host = self._host()
         if host is not None:
@@ -141,7 +161,10 @@ class Faults:
         event = CallIntent(rollout_id=key, model_call_id="0-0")
         record = OutputRecord(Topic.TOKENS, key.encode(), codec.encode_event(event))
         name, transactions = f"foreign.{partition}", self.broker.transactions
-        epoch = await transactions.initialise(name, "foreign")
+        epoch = transactions.initialise(name, "foreign")
+        while epoch is None:
+            await asyncio.sleep(1.0)
+            epoch = transactions.initialise(name, "foreign")
         try:
             await transactions.produce(name, epoch, self.broker.log(Topic.TOKENS, partition), [(0, record)])
             await self._for(1.0, 70.0)

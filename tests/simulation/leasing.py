@@ -7,10 +7,11 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from freezepoint.core.records import InputRecord, OutputRecord
-from freezepoint.errors import BrokerError, FreezepointError, PublishError
+from freezepoint.errors import BrokerError, BrokerUnavailableError, FreezepointError, PublishError
+from freezepoint.transport.kafka.decisions import Decision
 from freezepoint.transport.ports import Poll
 from freezepoint.transport.splitting import split_record
 from freezepoint_schemas.topics import Topic, partition_for
@@ -19,11 +20,15 @@ from tests.simulation.clock import Process
 from tests.simulation.groups import SESSION_S
 from tests.simulation.log import Log
 from tests.simulation.membership import Delivery, Membership
+from tests.simulation.network import TIMEOUT_S as REQUEST_S
 from tests.simulation.transactions import TIMEOUT_S
 
 T = TypeVar("T")
 LEDGER_STEP = 50
 LEDGER_BYTES_MAX = 1_000_000
+RETRY_S = 0.05
+BRIEFLY_S = 0.3
+MARKERS_S = 2.0
 
 
 class Publisher:
@@ -37,16 +42,120 @@ class Publisher:
         self._record_bytes_max = record_bytes_max
         self._epoch: int | None = None
         self._turn = asyncio.Lock()
+        self._partition_number = partition
+        self._connection = broker.network.crashes
+        self._last = Decision.FORGOTTEN
 
     async def start(self) -> None:
         """Fence the predecessor; returns once its transaction is settled."""
-        transactions = self._broker.transactions
-        epoch = await self._broker.network.request(
-            self._process,
-            f"init {self._transactional_id}",
-            lambda: transactions.initialise(self._transactional_id, self._process.name),
-        )
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                epoch = await self._init()
+        except TimeoutError as error:
+            raise BrokerUnavailableError("the producer did not start in time") from error
         self._epoch = None if self.ended else epoch
+        if self._epoch is not None:
+            await self.mend(self._epoch)
+
+    async def _init(self) -> int:
+        transactions, name = self._broker.transactions, self._transactional_id
+        while True:
+            await self.ask()
+            try:
+                epoch = await self._request("init", lambda: transactions.initialise(name, self._process.name))
+            except BaseException:
+                transactions.excuse(name)  # if it was served, what is to be told is forgotten
+                raise
+            if epoch is not None:
+                return int(epoch)
+            await asyncio.sleep(RETRY_S)
+
+    async def ask(self) -> None:
+        """What became of the last transaction, before each request that may fence its producer."""
+        decision = self._broker.transactions.decision
+        asked = await self._request("decision", lambda: decision(self._transactional_id))
+        if asked is not Decision.FORGOTTEN:
+            self._last = asked
+
+    async def mend(self, epoch: int) -> None:
+        """Tell the partitions what was decided, where the coordinator has not."""
+        commit = self._last is not Decision.ABORT
+        ledger = self._broker.log(Topic.LEDGER, self._partition_number)
+        if not commit:
+            await self.tell(epoch, [ledger], commit=False)
+        if await self._is_decided(self._written, BRIEFLY_S):
+            return
+        await self.tell(epoch, self._written, commit=commit)
+        if not await self._is_decided([ledger], REQUEST_S):
+            raise PublishError(f"the ledger of {self._partition_number} stays undecided")
+
+    async def tell(self, epoch: int, logs: Sequence[Log], *, commit: bool) -> None:
+        """A transaction without a record."""
+        transactions, name = self._broker.transactions, self._transactional_id
+        try:
+            await self._until_answered("add partitions", lambda: transactions.add(name, epoch, logs))
+            if await self._until_answered("end", lambda: transactions.end(name, epoch, commit=commit)):
+                raise PublishError("it may be ended twice")
+        except BaseException:
+            transactions.excuse(name)
+            raise
+
+    async def _until_answered(self, name: str, serve: Callable[[], Any]) -> int:
+        """Ask again as the client does; how often it had to."""
+        again = 0
+        give_up_at = asyncio.get_running_loop().time() + REQUEST_S
+        while True:
+            try:
+                await self._request(name, serve)
+            except BrokerUnavailableError:
+                if asyncio.get_running_loop().time() > give_up_at:
+                    raise
+                again += 1
+                await asyncio.sleep(RETRY_S)
+            else:
+                return again
+
+    async def _request(self, name: str, serve: Callable[[], Any]) -> Any:
+        return await self._broker.network.request(self._process, f"{name} of {self._transactional_id}", serve)
+
+    @property
+    def _written(self) -> list[Log]:
+        """All that its transactions may write to."""
+        outputs = (Topic.TRAJECTORIES, Topic.DEAD_LETTERS)
+        return [
+            self._broker.log(Topic.LEDGER, self._partition_number),
+            *(
+                self._broker.log(topic, number)
+                for topic in outputs
+                for number in range(self._broker.partitions)
+            ),
+        ]
+
+    async def _is_decided(self, logs: Sequence[Log], within_s: float) -> bool:
+        """Whether everything that is stored there now is decided soon."""
+
+        def ends() -> list[tuple[int, int]]:
+            for log in logs:
+                log.require_leader()
+            return [(log.stable, log.end) for log in logs]
+
+        give_up_at = asyncio.get_running_loop().time() + within_s
+        found = await self._request("ends", ends)
+        stored = [end for _, end in found]
+        while any(stable < end for (stable, _), end in zip(found, stored, strict=True)):
+            if asyncio.get_running_loop().time() > give_up_at:
+                return False
+            await asyncio.sleep(RETRY_S)
+            found = await self._request("ends", ends)
+        return True
+
+    async def require_decided(self) -> None:
+        """After a crash: another transaction could decide the one before otherwise than it was decided."""
+        if self._connection == self._broker.network.crashes:
+            return
+        self._connection = self._broker.network.crashes
+        if not await self._is_decided(self._written, MARKERS_S):
+            raise PublishError(f"the last transaction of {self._transactional_id} is left undecided")
 
     async def publish(self, records: Sequence[OutputRecord]) -> None:
         if not records:
@@ -58,6 +167,7 @@ class Publisher:
             parts = [part for record in records for part in split_record(record, self._limit(record.topic))]
             try:
                 async with asyncio.timeout(TIMEOUT_S):
+                    await self.require_decided()
                     await self.transact(self._epoch, parts)
             except BaseException as error:
                 self.discard()

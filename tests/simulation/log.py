@@ -6,8 +6,10 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from freezepoint.core.records import InputRecord, OutputRecord
+from freezepoint.errors import BrokerUnavailableError
 from freezepoint_schemas.topics import Topic
 
 
@@ -30,7 +32,8 @@ class Transaction:
     records: list[tuple[int, OutputRecord]] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
     """Without a marker of it yet."""
-    ended_at: float = 0.0
+    excused: bool = False
+    """Nobody could know any more what was decided when the rest of its partitions were told; see ADR 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,6 @@ class Stored:
     def is_committed(self) -> bool:
         return self.record is not None and (self.transaction is None or self.transaction.commits)
 
-    @property
-    def visible_at(self) -> float:
-        """Since when it can be read, if it can be."""
-        return self.at if self.transaction is None else self.transaction.ended_at
-
 
 class Log:
     """Append-only but for retention and compaction. ``start``: the first offset it still has. ``history``: all it ever had."""
@@ -63,6 +61,8 @@ class Log:
         self.start = 0
         self.end = 0
         self.waiters: list[Callable[[], None]] = []
+        self.leader_at = 0.0
+        self._stable_at: list[float] = []
         self.history: list[Stored] = []
         self._clock_ms = clock_ms
         self._now = now
@@ -74,10 +74,23 @@ class Log:
         """The last stable offset: nothing at or behind it is read, since a transaction there is undecided."""
         return min(self._open.values(), default=self.end)
 
+    def visible_at(self, offset: int) -> float:
+        """Since when what is there can be read: no transaction before it or of its own is undecided any more."""
+        return self._stable_at[offset] if offset < len(self._stable_at) else inf
+
     @property
     def is_open(self) -> bool:
         """Whether a transaction in it has no end yet."""
         return bool(self._open)
+
+    @property
+    def has_leader(self) -> bool:
+        return self._now() >= self.leader_at
+
+    def require_leader(self) -> None:
+        """:raises BrokerUnavailableError: the partition is not back yet from a crash."""
+        if not self.has_leader:
+            raise BrokerUnavailableError(f"{self.topic} {self.partition} has no leader")
 
     def append(self, output: OutputRecord, transaction: Transaction | None) -> InputRecord:
         record = InputRecord(
@@ -89,18 +102,31 @@ class Log:
         self._store(record, transaction)
         return record
 
-    def mark(self, transaction: Transaction) -> None:
-        """Write the control record that ends the transaction here."""
-        del self._open[transaction]
+    def mark(self, transaction: Transaction) -> list[Transaction]:
+        """Write the control record that ends the transaction here, and with it what its producer was not told the end of
+        before: those are returned."""
+        name = transaction.transactional_id
+        ended = [known for known in self._open if known.transactional_id == name]
+        for known in [*ended, transaction]:
+            self._open.pop(known, None)
         transaction.logs.remove(self)
-        transaction.ended_at = self._now()
         self._store(None, transaction)
+        return [known for known in ended if known is not transaction]
+
+    def left_open(self, transactional_id: str) -> list[Transaction]:
+        """What of the id's decided transactions it was never told the end of."""
+        return [
+            known
+            for known in self._open
+            if known.transactional_id == transactional_id and self not in known.logs
+        ]
 
     def _store(self, record: InputRecord | None, transaction: Transaction | None) -> None:
         stored = Stored(self.end, record, transaction, self._now())
         self._stored.append(stored)
         self.history.append(stored)
         self.end += 1
+        self._stable_at += [self._now()] * (self.stable - len(self._stable_at))
         self._notify()
 
     def read(self, start: int, limit: int, count: int | None = None) -> list[InputRecord]:

@@ -24,10 +24,12 @@ from freezepoint.errors import BrokerError
 from freezepoint.outbox import Outbox
 from freezepoint.runner import PartitionRunner
 from freezepoint.spool import Spool
+from freezepoint.transport.kafka.decisions import Decision
 from freezepoint_schemas.ledger import PROGRESS_KEY
 from freezepoint_schemas.topics import Topic
 from tests.simulation.clock import PROCESS
 from tests.simulation.leasing import Publisher, SimLease, SimMember
+from tests.simulation.log import Log
 
 Mutation = Callable[[Any], Any]
 """Given what is there, what to put in its place."""
@@ -100,6 +102,69 @@ def start_the_producer_again_without_a_proof(publish: Any) -> Any:
             await publish(self, records)
 
     return restarted
+
+
+@_mutation(Publisher, "require_decided")
+def go_on_behind_an_undecided_transaction(_: Any) -> Any:
+    async def require_decided(self: Publisher) -> None:
+        self._connection = self._broker.network.crashes
+
+    return require_decided
+
+
+@_mutation(Publisher, "mend")
+def leave_undecided_what_the_coordinator_did_not_tell(_: Any) -> Any:
+    async def mend(self: Publisher, epoch: int) -> None:
+        return
+
+    return mend
+
+
+def _mended_as(decision: Decision) -> Mutation:
+    def make(mend: Any) -> Any:
+        async def decided(self: Publisher, epoch: int) -> None:
+            self._last = decision
+            await mend(self, epoch)
+
+        return decided
+
+    return make
+
+
+@_mutation(Publisher, "mend")
+def commit_what_is_left_undecided(mend: Any) -> Any:
+    return _mended_as(Decision.COMMIT)(mend)
+
+
+@_mutation(Publisher, "mend")
+def abort_what_is_left_undecided(mend: Any) -> Any:
+    return _mended_as(Decision.ABORT)(mend)
+
+
+@_mutation(Publisher, "ask")
+def ask_once_what_was_decided(ask: Any) -> Any:
+    async def once(self: Publisher) -> None:
+        if self._last is Decision.FORGOTTEN:
+            await ask(self)
+
+    return once
+
+
+@_mutation(Publisher, "mend")
+def keep_an_abort_to_oneself(mend: Any) -> Any:
+    """The coordinator is not told again before the partitions are, so that nobody knows should that fail."""
+
+    async def silent(self: Publisher, epoch: int) -> None:
+        tell = self.tell
+
+        async def later(epoch: int, logs: Sequence[Log], *, commit: bool) -> None:
+            if len(logs) > 1:
+                await tell(epoch, logs, commit=commit)
+
+        self.tell = later  # type: ignore[method-assign]
+        await mend(self, epoch)
+
+    return silent
 
 
 @_mutation(SimMember, "prove")

@@ -33,6 +33,8 @@ class Network:
     loss: float = 0.0
     losing: str = ""
     slowness_s: float = 0.0
+    crashes: int = 0
+    """How often the broker crashed, which breaks every connection: what was on its way goes with it."""
     _context: contextvars.Context = field(default_factory=contextvars.Context)
 
     def reaches(self, process: Process) -> bool:
@@ -64,7 +66,7 @@ class Network:
         answer: asyncio.Future[Any] = loop.create_future()
         arrives_s, answered = self._fate(process, name)
         if arrives_s is not None:
-            arrive = _Arrival(self, process, name, serve, answer if answered else None)
+            arrive = _Arrival(self, process, name, serve, answer if answered else None, self.crashes)
             loop.call_later(arrives_s, arrive, context=self._context)
         if arrives_s is None or not answered:
             self.trace(process.name, f"{name}: {'request' if arrives_s is None else 'answer'} gets lost")
@@ -111,10 +113,11 @@ class _Arrival:
     name: str
     serve: Callable[[], Any]
     answer: asyncio.Future[Any] | None
+    connection: int
 
     def __call__(self) -> None:
         unsent = not self.process.alive and self.network.rng.random() < 0.5
-        if unsent or not self.network.reaches(self.process):
+        if unsent or not self.network.reaches(self.process) or self.connection != self.network.crashes:
             self.network.trace(self.process.name, f"{self.name}: never arrives")
             if self.answer is not None:
                 self._reply(lambda answer: _disconnect(answer, self.name))

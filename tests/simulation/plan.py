@@ -19,6 +19,8 @@ FAULTS = (
     "visitor",
     "visitor",
     "outage",
+    "crash",
+    "crash",
     "cut",
     "cut",
     "loss",
