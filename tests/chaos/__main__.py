@@ -38,7 +38,7 @@ def main() -> int:
         seconds = sum(report.seconds for report in reports)
         results = sum(report.results for report in reports)
         run = f"Seed {options.seed}, {seconds / 60:.0f} minutes on {os.cpu_count()} cores: {len(reports)} scenarios"
-        page.write(options.write, reports, f"{run}, {results:,} results checked.")
+        page.write(options.write, reports, f"{run}, {results:,} results checked.", list(known))
     return 0 if all(report.ok for report in reports) else 1
 
 
@@ -51,7 +51,12 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         "--duration", type=float, default=DEFAULT_SECONDS, help="seconds of load of a scenario (%(default)g)"
     )
     parser.add_argument("--logs", type=Path, help="where the workers' logs go (default: a new folder)")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="put the figures into this page, with --only in the place of these scenarios'",
+    )
     return parser.parse_args(arguments)
 
 

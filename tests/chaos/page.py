@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos.figures import Figure, Report
@@ -14,23 +15,43 @@ EVERYWHERE = frozenset({
 })  # fmt: skip
 """Figures that every scenario has, or nobody reads one by one: the page says of all of them once what they are."""
 
+_HEAD = ("| scenario | what happens | figures |", "|---|---|---|")
+_ROW = re.compile(r"^(\| `([^`]+)`.*)$", re.MULTILINE)
+_RUN = re.compile(r"^(.*results checked\.)\\?$", re.MULTILINE)
 
-def write(path: Path, reports: Sequence[Report], run: str) -> None:
-    """Put the run's figures in the place of the last one's. ``run``: what it was, in a line."""
+
+def write(path: Path, reports: Sequence[Report], run: str, scenarios: Sequence[str]) -> None:
+    """Put the run's figures in the place of the last one's; where only some scenarios were played, in the place of theirs.
+
+    :param run: what it was, in a line.
+    :param scenarios: the names of all, in the page's order.
+    """
     before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    table = "\n".join([BEGIN, "", run, "", *_table(reports), "", END])
-    path.write_text(f"{before}{table}{after}")
+    figures, _, after = rest.partition(END)
+    rows = {report.scenario: _row(report) for report in reports}
+    runs = [run]
+    if not rows.keys() >= set(scenarios):
+        rows = {name: row for row, name in _ROW.findall(figures)} | rows
+        played = ", ".join(f"`{report.scenario}`" for report in reports)
+        runs = [*_RUN.findall(figures), f"{played} again: {run}"]
+    said = [
+        BEGIN,
+        "",
+        "\\\n".join(runs),
+        "",
+        *_HEAD,
+        *(rows[name] for name in scenarios if name in rows),
+        "",
+        END,
+    ]
+    path.write_text(before + "\n".join(said) + after)
 
 
-def _table(reports: Iterable[Report]) -> Iterable[str]:
-    yield "| scenario | what happens | figures |"
-    yield "|---|---|---|"
-    for report in reports:
-        figures = [_said(figure) for figure in report.figures if figure.name not in EVERYWHERE]
-        verdict = "" if report.ok else " **failed**"
-        what = report.row.removeprefix("Beside the table: ")
-        yield f"| `{report.scenario}`{verdict} | {_cell(what)} | {_cell('; '.join(figures))} |"
+def _row(report: Report) -> str:
+    figures = [_said(figure) for figure in report.figures if figure.name not in EVERYWHERE]
+    verdict = "" if report.ok else " **failed**"
+    what = report.row.removeprefix("Beside the table: ")
+    return f"| `{report.scenario}`{verdict} | {_cell(what)} | {_cell('; '.join(figures))} |"
 
 
 def _said(figure: Figure) -> str:
