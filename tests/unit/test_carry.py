@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+import xxhash
 
 from freezepoint.core.carry import dump_life, load_life
 from freezepoint.core.rollout import LogLimits, RolloutLog
 from freezepoint_schemas import codec, parts
 from freezepoint_schemas.events import InputEvent
 from freezepoint_schemas.headers import PART
-from freezepoint_schemas.parts import PartAssembler
+from freezepoint_schemas.parts import PartAssembler, PartError, PartHeader
 from freezepoint_schemas.reasons import Reason
 from tests.events import (
     Bench,
@@ -96,6 +98,34 @@ def test_an_oversized_life_stays_oversized() -> None:
     again = carried(life)
     assert again.oversized
     assert again.freeze(complete("r", n_calls=1), 0, 1).faults == {Reason.ROLLOUT_TOO_LARGE}
+
+
+def digest(text: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(text)
+
+
+REFUSED = {
+    "a whole that its id does not name": [(PartHeader(digest(b"other"), 0, 1), b"x")],
+    "another content": [(PartHeader(digest(b"xy"), 0, 2), b"x"), (PartHeader(digest(b"xy"), 0, 2), b"z")],
+    "another count": [(PartHeader(digest(b"xy"), 0, 2), b"x"), (PartHeader(digest(b"xy"), 0, 3), b"x")],
+    "too large a value": [(PartHeader(digest(b"large"), 0, 2), b"x" * 5_000)],
+}
+
+
+@pytest.mark.parametrize("bytes_max", [300, 600, 900, 1_200, 5_000])
+@pytest.mark.parametrize("name", REFUSED)
+def test_after_a_refused_part_a_life_is_what_is_carried_of_it(name: str, bytes_max: int) -> None:
+    """Limits that only the next record enforced would be enforced by carrying, and the next record be read otherwise."""
+    limits, value_bytes_max = LogLimits(bytes_max, 100), 2_000
+    life = RolloutLog("r", 0, limits, PartAssembler(value_bytes_max))
+    for number in range(3):
+        life.add_part(PartHeader(digest(b"%d" % number), 0, 1), b"%d" % number, number)
+    for header, part in REFUSED[name]:
+        with contextlib.suppress(PartError):
+            life.add_part(header, part, 10)
+        again = load_life("r", dump_life(life, []), limits, value_bytes_max)
+        assert dump_life(again, []) == dump_life(life, [])
+        assert again.parts.held_bytes == life.parts.held_bytes
 
 
 @pytest.mark.parametrize("others", [50, 500])

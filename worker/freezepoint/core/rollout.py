@@ -199,9 +199,10 @@ class RolloutLog:
         :raises FrozenLogError: the log is frozen; nothing changed.
         """
         self._require_open()
-        whole = self.parts.add(header, part, offset)
-        self._limit()
-        return whole
+        try:
+            return self.parts.add(header, part, offset)
+        finally:  # what is refused is remembered as well
+            self._limit()
 
     @property
     def held_bytes(self) -> int:
