@@ -115,8 +115,8 @@ class TopicIds:
 
 def id_in(answer: Any) -> str | None:
     """The id, if the topic is there and has one."""
-    ((code, _, topic_id, *_),) = answer.topics
+    ((code, name, topic_id, *_),) = answer.topics
     error = kafka.for_code(code)
     if error not in (kafka.NoError, kafka.UnknownTopicOrPartitionError):
-        raise error()
+        raise error(name)
     return str(topic_id) if topic_id != NOBODY else None
