@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -155,6 +156,13 @@ async def test_a_refused_token_names_what_to_check(
         ) as caught:
             await made.producer()
     assert token not in str(caught.value)
+    gc.collect()
+    assert not [found for found in gc.get_objects() if is_open(found)], "it left a connection behind"
+
+
+def is_open(found: object) -> bool:
+    """Whether this is a connection that nobody has closed, or whose end is still awaited."""
+    return type(found).__name__ == "_SelectorSocketTransport" and getattr(found, "_sock", None) is not None
 
 
 async def test_a_token_that_nobody_signed_is_refused(

@@ -195,6 +195,7 @@ class Clients:
         try:
             await connection.connect()
         except CLIENT_ERRORS as error:
+            await connection.gone()
             refused_tls = tls_refusal(self.settings, error, where)
             if refused_tls is not None:
                 return refused_tls
