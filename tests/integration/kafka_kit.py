@@ -19,6 +19,32 @@ FAST = SETTINGS.model_copy(update={"request_timeout_ms": 1_000, "transaction_tim
 JOIN_S = 20.0
 
 
+def varied(**given: Any) -> KafkaSettings:
+    """``SETTINGS`` but for what is given."""
+    return KafkaSettings.model_validate(SETTINGS.model_dump() | given)
+
+
+def environment(settings: KafkaSettings) -> dict[str, str]:
+    """The variables of what differs from the defaults."""
+    return {
+        f"FREEZEPOINT_KAFKA__{name.upper()}": value.get_secret_value()
+        if hasattr(value, "get_secret_value")
+        else str(value)
+        for name, value in settings
+        if value != KafkaSettings.model_fields[name].default
+    }
+
+
+def worker_variables(address: str, prefix: str, settings: KafkaSettings) -> dict[str, str]:
+    """A worker's environment: topics that begin with the prefix and a dot, and a group that is named after it."""
+    return {
+        "FREEZEPOINT_BROKER": f"kafka://{address}",
+        "FREEZEPOINT_TOPIC_PREFIX": f"{prefix}.",
+        "FREEZEPOINT_WORKER__GROUP": f"{prefix}-workers",
+        **environment(settings),
+    }
+
+
 def progress(text: str, partition: int = 0) -> OutputRecord:
     return OutputRecord(Topic.LEDGER, b"!progress", text.encode(), (), partition)
 

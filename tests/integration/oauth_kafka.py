@@ -14,7 +14,7 @@ import pytest
 
 from freezepoint.settings import KafkaSettings
 from kafka_local import LocalKafka, _free_port
-from tests.integration.kafka_kit import SETTINGS
+from tests.integration.kafka_kit import varied
 from tests.integration.secured_kafka import certificate, openssl
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
@@ -89,18 +89,7 @@ class OauthKafka:
             "ssl_ca_file": self.pem,
             "request_timeout_ms": 5_000,
         }
-        return KafkaSettings.model_validate(SETTINGS.model_dump() | given | more)
-
-
-def environment(settings: KafkaSettings) -> dict[str, str]:
-    """The variables of what differs from the defaults."""
-    return {
-        f"FREEZEPOINT_KAFKA__{name.upper()}": value.get_secret_value()
-        if hasattr(value, "get_secret_value")
-        else str(value)
-        for name, value in settings
-        if value != KafkaSettings.model_fields[name].default
-    }
+        return varied(**given | more)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from kafka_local import LocalKafka, _free_port
 from tests.events import complete, entry
-from tests.integration.kafka_kit import SETTINGS, read_count
+from tests.integration.kafka_kit import SETTINGS, read_count, varied, worker_variables
 from tests.integration.secured_kafka import certificate, openssl
 from tests.integration.workers import publish, worker
 from tests.rights import grant, granted
@@ -42,7 +42,7 @@ class MutualKafka:
             "ssl_ca_file": self.folder / "cert.pem",
             "request_timeout_ms": 5_000,
         }
-        return KafkaSettings.model_validate(SETTINGS.model_dump() | given | more)
+        return varied(**given | more)
 
     def shown_by(self, name: str) -> dict[str, Path]:
         return {
@@ -85,15 +85,8 @@ async def test_a_worker_works_by_its_certificate_with_exactly_the_published_righ
     mutual: MutualKafka, unique_prefix: str, tmp_path: Path
 ) -> None:
     names, group = TopicNames(f"{unique_prefix}."), f"{unique_prefix}-workers"
-    environment = {
-        "FREEZEPOINT_BROKER": f"kafka://{mutual.by_certificate}",
-        "FREEZEPOINT_TOPIC_PREFIX": names.prefix,
-        "FREEZEPOINT_WORKER__GROUP": group,
-        "FREEZEPOINT_KAFKA__SECURITY_PROTOCOL": "SSL",
-        "FREEZEPOINT_KAFKA__SSL_CA_FILE": str(mutual.folder / "cert.pem"),
-        "FREEZEPOINT_KAFKA__SSL_CERT_FILE": str(mutual.folder / "alice.pem"),
-        "FREEZEPOINT_KAFKA__SSL_KEY_FILE": str(mutual.folder / "alice.key"),
-    }
+    settings = mutual.settings(**mutual.shown_by("alice"))
+    environment = worker_variables(mutual.by_certificate, unique_prefix, settings)
     rights = granted("worker", "User:CN=alice", PREFIX=names.prefix, GROUP=group)
     async with KafkaTransport(mutual.kafka.bootstrap, names, SETTINGS) as root:
         await root.admin().apply(topic_specs(names, 1))

@@ -17,12 +17,11 @@ from freezepoint.settings import KafkaSettings, Settings, WorkerSettings
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.events import complete, entry
-from tests.integration.kafka_kit import SETTINGS, read_count
+from tests.integration.kafka_kit import SETTINGS, read_count, worker_variables
 from tests.integration.oauth_kafka import (
     SESSION_S,
     OauthKafka,
     Signer,
-    environment,
 )
 from tests.integration.workers import publish, worker
 from tests.polling import poll_until, poll_until_async
@@ -57,15 +56,6 @@ def by_file(oauth: OauthKafka, path: Path, token: str, **more: Any) -> KafkaSett
     return oauth.settings(sasl_oauth_token_file=path, **more)
 
 
-def variables(address: str, prefix: str, settings: KafkaSettings) -> dict[str, str]:
-    return {
-        "FREEZEPOINT_BROKER": f"kafka://{address}",
-        "FREEZEPOINT_TOPIC_PREFIX": f"{prefix}.",
-        "FREEZEPOINT_WORKER__GROUP": f"{prefix}-workers",
-        **environment(settings),
-    }
-
-
 @asynccontextmanager
 async def topics(oauth: OauthKafka, prefix: str) -> AsyncIterator[KafkaTransport]:
     """The super user's transport; alice has a worker's published rights on the topics, and no more."""
@@ -92,7 +82,7 @@ async def test_a_worker_works_by_a_token_with_exactly_the_published_rights(
         else by_file(oauth, tmp_path / "token", oauth.signer.token())
     )
     async with topics(oauth, unique_prefix) as root:
-        with worker(variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
+        with worker(worker_variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
             running.until_acquired(1)
             await work(root, "r", 1)
             assert running.terminate() == 0
@@ -181,7 +171,7 @@ async def test_an_expired_token_is_waited_out_and_its_file_read_anew(
     path = tmp_path / "token"
     settings = by_file(oauth, path, oauth.signer.token(life_s=-60))
     async with topics(oauth, unique_prefix) as root:
-        with worker(variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
+        with worker(worker_variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
             poll_until(lambda: "waiting_for_broker" in running.log.read_text(), 30, "it says that it waits")
             assert f"the token in kafka.sasl_oauth_token_file {path} expired" in running.log.read_text()
             path.write_text(oauth.signer.token())
@@ -197,7 +187,7 @@ async def test_a_token_endpoint_that_is_down_is_waited_for(
         settings = by_endpoint(oauth, gone)
     port = int(gone.url.rpartition(":")[2].partition("/")[0])
     async with topics(oauth, unique_prefix) as root:
-        with worker(variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
+        with worker(worker_variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
             poll_until(lambda: "waiting_for_broker" in running.log.read_text(), 30, "it says that it waits")
             assert f"no answer from the token endpoint {gone.url}" in running.log.read_text()
             with served(issuing(oauth), port=port):
@@ -210,7 +200,7 @@ async def test_a_token_endpoint_that_refuses_ends_a_worker(
     oauth: OauthKafka, endpoint: TokenEndpoint, unique_prefix: str, tmp_path: Path
 ) -> None:
     settings = by_endpoint(oauth, endpoint, sasl_oauth_client_secret="wrong-secret")
-    with worker(variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
+    with worker(worker_variables(oauth.by_token, unique_prefix, settings), tmp_path / "log") as running:
         assert running.wait() == 2
     told = running.log.read_text()
     assert "refused us (status 401, invalid_client): check kafka.sasl_oauth_token_url" in told
@@ -229,7 +219,9 @@ async def test_what_is_refused_later_ends_a_worker_too(
         by_endpoint(oauth, endpoint) if source == "endpoint" else by_file(oauth, path, oauth.signer.token())
     )
     async with topics(oauth, unique_prefix) as root:
-        with worker(variables(oauth.by_short_sessions, unique_prefix, settings), tmp_path / "log") as running:
+        with worker(
+            worker_variables(oauth.by_short_sessions, unique_prefix, settings), tmp_path / "log"
+        ) as running:
             running.until_acquired(1)
             await work(root, "r", 1)
             path.write_text(unknown)
@@ -250,7 +242,9 @@ async def test_a_worker_outlives_its_connections_sessions(
     endpoint.life_s = 2 * SESSION_S
     settings = by_endpoint(oauth, endpoint)
     async with topics(oauth, unique_prefix) as root:
-        with worker(variables(oauth.by_short_sessions, unique_prefix, settings), tmp_path / "log") as running:
+        with worker(
+            worker_variables(oauth.by_short_sessions, unique_prefix, settings), tmp_path / "log"
+        ) as running:
             running.until_acquired(1)
             began, results = time.monotonic(), 0
             while time.monotonic() - began < 6 * SESSION_S:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
@@ -18,6 +18,15 @@ from freezepoint_schemas.topics import Topic, topic_specs
 
 log = structlog.get_logger()
 
+_RECREATED = {
+    Topic.TOKENS: "read: what is in it now was read only from the old one's end on. Delete the ledger topic and the consumer "
+    "group's offsets too, or use a new topic prefix",
+    Topic.LEDGER: "written to: what it knew is lost, and results that are published would be published again. Use a new topic "
+    "prefix",
+}
+"""Clients go on in whatever has the topic's name: a consumer from where it was, and a producer though what the old one knew is
+missed only by who reads it."""
+
 
 @dataclass(slots=True)
 class TopicGuard:
@@ -26,12 +35,15 @@ class TopicGuard:
 
     transport: Transport
     interval_s: float
-    identity: str | None = None
-    """What the tokens topic was when it was first looked at, where the broker tells."""
-    _ledger: str | None = None
-    """Likewise the ledger topic."""
+    _identities: dict[Topic, str] = field(default_factory=dict)
+    """What the topics were when they were first looked at, where the broker tells."""
     _partitions: int | None = None
     _due_at: float = 0.0
+
+    @property
+    def identity(self) -> str | None:
+        """That of the tokens topic."""
+        return self._identities.get(Topic.TOKENS)
 
     async def check_if_due(self) -> None:
         """:meth:`check`, now and then. A broker that does not answer is for others to notice."""
@@ -49,8 +61,8 @@ class TopicGuard:
         self._due_at = asyncio.get_running_loop().time() + self.interval_s
         admin = self.transport.admin()
         partitions = await admin.partitions(Topic.TOKENS)
-        self._compare(await admin.identity(Topic.TOKENS))
-        self._compare_ledger(await admin.identity(Topic.LEDGER))
+        for topic in _RECREATED:
+            self._compare(topic, await admin.identity(topic))
         try:
             findings = await admin.check(topic_specs(self.transport.names, self._partitions or partitions))
         except MissingTopicError:
@@ -66,24 +78,11 @@ class TopicGuard:
             if not finding.ok:
                 log.warning("topic_differs", topic=finding.topic, message=finding.message)
 
-    def _compare(self, identity: str | None) -> None:
-        """A consumer reads on in whatever has the topic's name, from where it was."""
-        if identity is not None and self.identity not in (None, identity):
+    def _compare(self, topic: Topic, identity: str | None) -> None:
+        if identity is not None and self._identities.setdefault(topic, identity) != identity:
             raise ConfigurationError(
-                f"{self.transport.names[Topic.TOKENS]} was recreated while it was read: what is in it now was read only "
-                "from the old one's end on. Delete the ledger topic and the consumer group's offsets too, or use a new "
-                "topic prefix"
+                f"{self.transport.names[topic]} was recreated while it was {_RECREATED[topic]}"
             )
-        self.identity = identity or self.identity
-
-    def _compare_ledger(self, identity: str | None) -> None:
-        """A producer writes on into whatever has the topic's name, and what the old one knew is missed only by who reads it."""
-        if identity is not None and self._ledger not in (None, identity):
-            raise ConfigurationError(
-                f"{self.transport.names[Topic.LEDGER]} was recreated while it was written to: what it knew is lost, and results "
-                "that are published would be published again. Use a new topic prefix"
-            )
-        self._ledger = identity or self._ledger
 
 
 _WRONG_TOPIC = {

@@ -44,11 +44,11 @@ def _load_certificate(context: ssl.SSLContext, settings: KafkaSettings) -> None:
 
 
 class Certificates:
-    """The files that a context was made from, looked at again."""
+    """The files that a context is made from, looked at again. Made before it, so that no change is missed."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._read: list[tuple[int, int] | None] = []
+        self._read = self._written()
 
     def renew(self, context: ssl.SSLContext | None) -> None:
         """What was renewed in the files is shown and trusted from the next connection on; what cannot be used, as while it is
