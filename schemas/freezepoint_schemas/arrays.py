@@ -212,6 +212,12 @@ def pack_floats(values: FloatArray) -> dict[str, Any]:
     return pack(narrow if np.array_equal(narrow.astype(np.float64), values) else values)
 
 
+def pack_routes(values: AnyArray | list[Any]) -> Any:
+    """Routed experts packed where they are integers [tokens, layers, top_k], or an array; else as they are."""
+    whole = values if isinstance(values, np.ndarray) else integer_array(values)
+    return values if whole is None else pack(whole)
+
+
 def routed_experts(value: Any) -> Any:
     """Routed experts as they came: a packed object becomes its array, nested lists stay lists.
 

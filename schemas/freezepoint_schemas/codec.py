@@ -10,9 +10,18 @@ import orjson
 import xxhash
 from pydantic import BaseModel, ValidationError
 
+from freezepoint_schemas import arrays
 from freezepoint_schemas.arrays import token_ids
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import EVENTS, PACKED, SCHEMA_VERSION, InputEvent, PromptPrefix, RolloutClear
+from freezepoint_schemas.events import (
+    EVENTS,
+    PACKED,
+    SCHEMA_VERSION,
+    InputEvent,
+    PromptPrefix,
+    RolloutClear,
+    TokenEntry,
+)
 from freezepoint_schemas.ledger import LedgerRecord, ProgressRecord
 from freezepoint_schemas.prompts import KnownPrompts
 from freezepoint_schemas.reasons import Reason
@@ -22,6 +31,7 @@ _ARRAY_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_pro
 _WRITTEN_AGAIN = {
     model: frozenset(model.model_fields) - frozenset(_ARRAY_FIELDS) for model in set(EVENTS.values())
 }
+_ENTRY_FIELDS = ("event", *(name for name in TokenEntry.model_fields if name != "event"))
 _DEPTH_IN_A_RESULT = 16
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -179,9 +189,32 @@ def _short(value: Any) -> str:
 
 def encode_event(event: InputEvent, *, packed: bool = False) -> bytes:
     """The event's JSON; fields that are null are left out."""
+    if packed and isinstance(event, TokenEntry):
+        try:
+            return orjson.dumps(_packed_entry(event))
+        except TypeError:  # objects within its items, which the model may know how to write
+            pass
     return orjson.dumps(
         {"event": event.event, **event.model_dump(context=PACKED if packed else None, exclude_none=True)}
     )
+
+
+def _packed_entry(entry: TokenEntry) -> dict[str, Any]:
+    """What its model's serializers make of it, at three quarters of the price: each call's entry is written so."""
+    fields = {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
+    fields["prompt_token_ids"] = arrays.pack(entry.prompt_token_ids)
+    fields["generation_token_ids"] = arrays.pack(entry.generation_token_ids)
+    fields["generation_log_probs"] = arrays.pack_floats(entry.generation_log_probs)
+    if entry.prompt_prefix is not None:
+        prefix = entry.prompt_prefix
+        fields["prompt_prefix"] = {
+            "call_id": prefix.call_id,
+            "length": prefix.length,
+            "digest": prefix.digest,
+        }
+    if entry.routed_experts is not None:
+        fields["routed_experts"] = arrays.pack_routes(entry.routed_experts)
+    return fields
 
 
 def encode_result(result: Result, *, packed: bool = True) -> bytes:

@@ -60,10 +60,9 @@ def _floats_to_wire(values: FloatArray, info: SerializationInfo) -> Any:
 
 
 def _routes_to_wire(values: Any, info: SerializationInfo) -> Any:
-    if not _packs(info):
-        return values.tolist() if isinstance(values, np.ndarray) else values
-    whole = values if isinstance(values, np.ndarray) else arrays.integer_array(values)
-    return values if whole is None else arrays.pack(whole)
+    if _packs(info):
+        return arrays.pack_routes(values)
+    return values.tolist() if isinstance(values, np.ndarray) else values
 
 
 TokenIds: TypeAlias = Annotated[

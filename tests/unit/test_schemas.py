@@ -9,10 +9,11 @@ import jsonschema
 import numpy as np
 import orjson
 import pytest
+from pydantic import BaseModel
 
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
-from freezepoint_schemas.events import EVENTS, TokenEntry
+from freezepoint_schemas.events import EVENTS, PACKED, TokenEntry
 from freezepoint_schemas.generate import documents, main
 from freezepoint_schemas.reasons import Reason
 from tests.events import Bench, complete, entry, records_of
@@ -21,6 +22,15 @@ SCHEMAS = Path(__file__).parents[2] / "schemas"
 GOOD = sorted((SCHEMAS / "examples/v1/good").glob("*.json"))
 BAD = sorted((SCHEMAS / "examples/v1/bad").glob("*.json"))
 ROLLOUT = "run7.12-0"
+ODD_FIELDS: dict[str, Any] = {
+    "prompt_prefix": {"call_id": "z", "length": 7, "digest": "0" * 32},
+    "routed_experts": np.zeros((2, 1, 2), np.uint16),
+    "parent_call_id": "",
+    "policy_version": 0,
+    "finish_reason": "stop",
+    "response_id": "é",
+}
+"""All that is not in every entry."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -70,6 +80,36 @@ def test_a_bad_example_is_refused_for_the_reason_in_its_name(path: Path) -> None
         codec.decode_event(ROLLOUT, path.read_bytes())
     assert caught.value.reason == Reason(path.name.split(".")[0])
     assert str(caught.value)
+
+
+class _Item(BaseModel):
+    """Not JSON by itself; a caller's item may hold one."""
+
+    kind: str = "text"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {name: value for name, value in ODD_FIELDS.items() if name != "prompt_prefix"},
+        ODD_FIELDS,
+        {"routed_experts": [[[1, 2]], [[3, 300]]]},
+        {"routed_experts": [["ragged"], []]},
+        {"generation_log_probs": [-0.1]},
+        {"output_items": [{"a": None, "deep": [{"b": None}]}], "token_item_index": None},
+        {"output_items": [{"part": _Item()}]},
+    ],
+    ids=lambda fields: ",".join(fields) or "few",
+)
+def test_a_packed_entry_is_what_its_model_writes(fields: dict[str, Any]) -> None:
+    """It is written without the model's serializers, which must have made the same of it, field for field."""
+    event = entry(ROLLOUT, "a", [1, 2, 3], [4], **fields)
+    assert {*ODD_FIELDS, "token_item_index", *orjson.loads(codec.encode_event(event))} == {
+        *TokenEntry.model_fields
+    }
+    by_model = {"event": event.event, **event.model_dump(context=PACKED, exclude_none=True)}
+    assert codec.encode_event(event, packed=True) == orjson.dumps(by_model)
 
 
 def test_packed_and_plain_examples_mean_the_same() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from freezepoint.core.records import OutputRecord
@@ -36,30 +36,38 @@ class Channel:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    def start(self, records: Sequence[OutputRecord]) -> asyncio.Task[None]:
-        """Begin to send; the task ends once the records are durable, or with one of our errors.
+    def start(
+        self, records: Sequence[OutputRecord], on_durable: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Begin to send. The future is for one who waits: it ends once the records are durable, or with one of our errors,
+        and to cancel it ends nothing else. ``on_durable`` is called when it has ended well, before anybody hears of it.
 
         :raises BrokerUnavailableError: too much is under way already.
         :raises ConfigurationError: another event loop uses this sink, or it is closed.
         """
-        self._enter()
+        loop = self._enter()
         size = sum(record.size for record in records)
         if self.pending_bytes and self.pending_bytes + size > self._pending_bytes_max:
             raise BrokerUnavailableError(
                 f"{self.pending_bytes} bytes wait for the broker, above pending_bytes_max {self._pending_bytes_max}"
             )
-        return self.background(self._send(records, size))
+        told = loop.create_future()
+        self.background(self._send(records, size, told, on_durable))
+        return told
 
-    async def finished(self, task: asyncio.Task[T], began: float, doing: str) -> T:
-        """The task's result, waited for until ``deadline_s`` after ``began`` (``time.monotonic()``).
+    async def finished(self, told: asyncio.Future[None], began: float, doing: str) -> None:
+        """Wait for what :meth:`start` gave, until ``deadline_s`` after ``began`` (``time.monotonic()``).
 
         :raises BrokerUnavailableError: it takes longer; it goes on by itself.
         """
         left_s = began + self._deadline_s - time.monotonic()
-        done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
-        if not done:
-            raise BrokerUnavailableError(f"{doing} took longer than {self._deadline_s:g} s (deadline_s)")
-        return task.result()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                await told
+        except TimeoutError:
+            raise BrokerUnavailableError(
+                f"{doing} took longer than {self._deadline_s:g} s (deadline_s)"
+            ) from None
 
     def background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that is kept until it ends; its error, if nobody asks, is logged and not reported as lost."""
@@ -73,17 +81,32 @@ class Channel:
         if not task.cancelled() and task.exception() is not None:
             log.debug("a task of the sink failed", exc_info=task.exception())
 
-    async def _send(self, records: Sequence[OutputRecord], size: int) -> None:
+    async def _send(
+        self,
+        records: Sequence[OutputRecord],
+        size: int,
+        told: asyncio.Future[None],
+        on_durable: Callable[[], None] | None,
+    ) -> None:
+        """Tells by itself how it ended: a turn of the event loop earlier than the end of its task would be seen."""
         self.pending_bytes += size
         try:
             producer = await self._producer()
             await producer.send(records)
-        except FreezepointError:
-            raise
-        except Exception as error:
-            raise BrokerError(f"sending failed: {type(error).__name__}: {error}") from error
+        except FreezepointError as error:
+            _fail(told, error)
+        except Exception as error:  # noqa: BLE001 - who waits hears of it, whatever it is
+            failure = BrokerError(f"sending failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            _fail(told, failure)
+        else:
+            if not told.done():
+                told.set_result(None)
+            if on_durable is not None:
+                on_durable()
         finally:
             self.pending_bytes -= size
+            told.cancel()  # what is not told by now was cancelled
 
     async def _producer(self) -> Producer:
         """One attempt to connect at a time, shared by all that wait; after a failure the next one tries again."""
@@ -93,12 +116,12 @@ class Channel:
             await asyncio.wait({self._connecting})
         return self._connecting.result()
 
-    def _enter(self) -> None:
+    def _enter(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self._closed:
             raise ConfigurationError("the sink is closed")
         if self._loop is loop:
-            return
+            return loop
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigurationError(
                 "the sink is in use in another event loop; make one TokenSink for each process and loop"
@@ -108,6 +131,7 @@ class Channel:
             self._connecting, self.pending_bytes = None, 0
             self._tasks.clear()
         self._loop = loop
+        return loop
 
     async def close(self) -> None:
         """Wait for what is under way, within the deadline, and release everything. Closing again does nothing."""
@@ -125,3 +149,11 @@ class Channel:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
+
+
+def _fail(told: asyncio.Future[None], error: FreezepointError) -> None:
+    if told.done():  # nobody waits any more
+        log.debug("a send of the sink failed", exc_info=error)
+    else:
+        told.set_exception(error)
+        told.exception()  # counts as seen, should its waiter's time be up in this very moment

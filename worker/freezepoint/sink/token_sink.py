@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
@@ -89,6 +89,7 @@ class TokenSink:
         self._run = run
         self._packed = wire == "packed"
         self._references = References(reference_cache_bytes) if by_reference else None
+        self._unremembered: list[tuple[TokenEntry, RolloutCalls]] = []
         self._owed = OwedMarks()
         self._repaying: asyncio.Task[None] | None = None
         self._closing = False
@@ -104,16 +105,20 @@ class TokenSink:
         :raises ConfigurationError: topics are missing or the broker refuses this user.
         """
         began = time.monotonic()
+        self._remember()
         rollout_id = named(self._run, rollout_of(entry))
         work = partial(entry_of, entry, rollout_id)
         checked = await asyncio.to_thread(work) if _is_large(entry) else work()
         calls = self._references.rollout(rollout_id) if self._references is not None else None
         encode = partial(_record, self._shortened(checked, calls), packed=self._packed)
         record = await asyncio.to_thread(encode) if _is_large(checked) else encode()
-        task = self._start(rollout_id, [record])
-        if calls is not None and checked.prompt_prefix is None:
-            task.add_done_callback(partial(self._acknowledged, checked, calls))
-        await self._channel.finished(task, began, f"putting call {checked.model_call_id[:80]}")
+        acknowledged = (
+            None
+            if calls is None or checked.prompt_prefix is not None
+            else partial(self._acknowledged, checked, calls)
+        )
+        told = self._start(rollout_id, [record], acknowledged)
+        await self._channel.finished(told, began, f"putting call {checked.model_call_id[:80]}")
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "", *, reason: str = "") -> None:
         """Say that a call of this rollout could not be captured, so that its result is masked.
@@ -188,20 +193,26 @@ class TokenSink:
 
     async def _publish(self, event: InputEvent) -> None:
         began = time.monotonic()
-        task = self._start(event.rollout_id, [_record(event)])
-        await self._channel.finished(task, began, f"sending {event.event}")
+        told = self._start(event.rollout_id, [_record(event)])
+        await self._channel.finished(told, began, f"sending {event.event}")
 
-    def _start(self, rollout_id: str, records: Sequence[OutputRecord]) -> asyncio.Task[None]:
+    def _start(
+        self,
+        rollout_id: str,
+        records: Sequence[OutputRecord],
+        on_durable: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
         """Begin to send, behind the marks that are owed for this rollout: what follows may be its end."""
         marks = self._owed.of(rollout_id)
-        task = self._channel.start([*marks, *records])
-        if marks:
-            task.add_done_callback(partial(self._settled, marks))
-        return task
+        if not marks:
+            return self._channel.start(records, on_durable)
 
-    def _settled(self, marks: Sequence[OutputRecord], task: asyncio.Task[None]) -> None:
-        if _succeeded(task):
+        def durable() -> None:
             self._owed.settle(marks)
+            if on_durable is not None:
+                on_durable()
+
+        return self._channel.start([*marks, *records], durable)
 
     @staticmethod
     def _shortened(entry: TokenEntry, calls: RolloutCalls | None) -> TokenEntry:
@@ -214,16 +225,23 @@ class TokenSink:
         rest = entry.prompt_token_ids[continued.call.length :]
         return entry.model_copy(update={"prompt_prefix": continued.prefix, "prompt_token_ids": rest})
 
-    def _acknowledged(self, entry: TokenEntry, calls: RolloutCalls, task: asyncio.Task[None]) -> None:
-        """From here on, later prompts may refer to this call."""
-        if self._references is not None and _succeeded(task):
-            self._references.add(
-                entry.rollout_id,
-                calls,
-                entry.model_call_id,
-                entry.prompt_token_ids,
-                entry.generation_token_ids,
-            )
+    def _acknowledged(self, entry: TokenEntry, calls: RolloutCalls) -> None:
+        """From here on, later prompts may refer to this call. It is remembered behind whoever waits for it, and before
+        anything else is put."""
+        self._unremembered.append((entry, calls))
+        asyncio.get_running_loop().call_soon(self._remember)
+
+    def _remember(self) -> None:
+        acknowledged, self._unremembered = self._unremembered, []
+        for entry, calls in acknowledged:
+            if self._references is not None:
+                self._references.add(
+                    entry.rollout_id,
+                    calls,
+                    entry.model_call_id,
+                    entry.prompt_token_ids,
+                    entry.generation_token_ids,
+                )
 
     def _forget(self, rollout_id: str) -> None:
         if self._references is not None:
@@ -299,7 +317,3 @@ def _is_large(entry: Any) -> bool:
         return True
     prompt = read("prompt_token_ids", None)
     return hasattr(prompt, "__len__") and len(prompt) > OFF_LOOP_TOKENS
-
-
-def _succeeded(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is None

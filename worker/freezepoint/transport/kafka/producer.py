@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -15,6 +15,7 @@ from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
 from freezepoint.transport.kafka.sending import in_parts, send_all
 from freezepoint.transport.ports import Position
+from freezepoint_schemas.topics import Topic
 
 LINGER_MS = 0
 
@@ -42,7 +43,6 @@ class KafkaProducer:
             return []
         topics = {record.topic for record in records}
         timeout_s = self._cluster.clients.timeout_s
-        doing = f"sending to {', '.join(sorted(self._cluster.names[topic] for topic in topics))}"
         producer = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -60,10 +60,15 @@ class KafkaProducer:
                         return [positions[end - 1] for end in accumulate(map(len, split))]
         except TimeoutError as error:
             self._replace(producer)
-            raise BrokerUnavailableError(f"not acknowledged within {timeout_s:g} s while {doing}") from error
+            raise BrokerUnavailableError(
+                f"not acknowledged within {timeout_s:g} s while {self._doing(topics)}"
+            ) from error
         except CLIENT_ERRORS as error:
             self._replace(producer)
-            raise translate(error, doing) from error
+            raise translate(error, self._doing(topics)) from error
+
+    def _doing(self, topics: Iterable[Topic]) -> str:
+        return f"sending to {', '.join(sorted(self._cluster.names[topic] for topic in topics))}"
 
     async def _ready(self) -> Any:
         async with self._starting:
