@@ -22,13 +22,16 @@ from freezepoint_schemas.events import TokenEntry
 _LINE_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
-def line_of(entry: TokenEntry, fields: Mapping[str, Any]) -> bytes:
+def line_of(entry: TokenEntry, fields: Mapping[str, Any], prompt: orjson.Fragment | None = None) -> bytes:
     """The entry as one line, in the form of NeMo Gym's captures; fields it does not know are kept.
+
+    :param prompt: what to write for its prompt, where that is at hand already.
 
     :raises TypeError: a field that is not known is nothing that JSON can hold.
     """
     known = {name: getattr(entry, name) for name in TokenEntry.model_fields if name != "event"}
     known["prompt_prefix"] = None if entry.prompt_prefix is None else entry.prompt_prefix.model_dump()
+    known["prompt_token_ids"] = entry.prompt_token_ids if prompt is None else prompt
     line = {name: value for name, value in known.items() if value is not None}
     line |= {name: value for name, value in fields.items() if name not in TokenEntry.model_fields}
     return orjson.dumps(line, default=_plain, option=_LINE_OPTIONS)

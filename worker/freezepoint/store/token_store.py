@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -31,6 +31,7 @@ from freezepoint.store.intents import intent_line
 from freezepoint.store.log import LogIndex, line_of
 from freezepoint.store.reading import read_log
 from freezepoint.store.state import CaptureState
+from freezepoint.store.texts import PromptTexts
 from freezepoint_schemas.events import CallIntent, CaptureIncomplete, TokenEntry
 from freezepoint_schemas.reasons import Reason
 
@@ -49,7 +50,7 @@ class TokenStore:
 
     :param directory: made where it is missing; on a local disk, or any that locks files across those who use it.
     :param rollouts_indexed_max: of so many rollouts, those used last, the calls are known in memory (some 200 bytes a
-        call); a put to another one reads its file once.
+        call); a put to another one reads its file once. The JSON of their last prompts takes up to 64 MiB more.
     """
 
     def __init__(self, directory: str | Path, *, rollouts_indexed_max: int = ROLLOUTS_INDEXED_MAX) -> None:
@@ -58,6 +59,7 @@ class TokenStore:
         self._indexed_max = rollouts_indexed_max
         self._indexes: OrderedDict[str, LogIndex] = OrderedDict()
         self._indexes_lock = threading.Lock()
+        self._texts = PromptTexts()
 
     # ---------------------------------------------------------------------------------------------------- recording
 
@@ -73,7 +75,7 @@ class TokenStore:
         :raises ConflictingEntryError: the call id stands for another payload, which is kept; the rollout is incomplete.
         :raises FrozenRolloutError: the rollout is frozen or retired.
         """
-        checked, line = _checked(entry)
+        checked, line = self._checked(entry)
         rollout_id, said = checked.rollout_id, Said.by(checked)
         files = self._files(rollout_id)
         with files.locked() as life:
@@ -233,6 +235,7 @@ class TokenStore:
         """Forget what is known in memory. Everything is on disk already; a later call reads it anew."""
         with self._indexes_lock:
             self._indexes.clear()
+        self._texts.clear()
 
     async def __aenter__(self) -> Self:
         return self
@@ -241,6 +244,20 @@ class TokenStore:
         await self.close()
 
     # -------------------------------------------------------------------------------------------------------- parts
+
+    def _checked(self, entry: object) -> tuple[TokenEntry, bytes]:
+        """The entry and its line.
+
+        :raises InvalidRolloutIdError: it names no rollout that has a file.
+        :raises DecodeError: it is no token entry.
+        """
+        fields: dict[str, Any] = {}
+        if isinstance(entry, TokenEntry):
+            checked = entry
+        else:
+            fields = entry_fields(entry)
+            checked = token_entry(storable_id(fields.get("rollout_id")), fields)
+        return checked, line_of(checked, fields, self._texts.of(checked.rollout_id, checked.prompt_token_ids))
 
     def _files(self, rollout_id: str) -> RolloutFiles:
         return RolloutFiles.of(self.directory, rollout_id)
@@ -261,19 +278,7 @@ class TokenStore:
     def _forget(self, rollout_id: str) -> None:
         with self._indexes_lock:
             self._indexes.pop(rollout_id, None)
-
-
-def _checked(entry: object) -> tuple[TokenEntry, bytes]:
-    """The entry and its line.
-
-    :raises InvalidRolloutIdError: it names no rollout that has a file.
-    :raises DecodeError: it is no token entry.
-    """
-    if isinstance(entry, TokenEntry):
-        return entry, line_of(entry, {})
-    fields = entry_fields(entry)
-    checked = token_entry(storable_id(fields.get("rollout_id")), fields)
-    return checked, line_of(checked, fields)
+        self._texts.forget(rollout_id)
 
 
 @contextmanager
