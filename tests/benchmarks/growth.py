@@ -12,6 +12,7 @@ from itertools import chain
 from math import log10
 from pathlib import Path
 
+from freezepoint.collector import young_collections
 from freezepoint.core.build import build_result
 from freezepoint.core.effects import Effect, Freeze
 from freezepoint.core.partition import PartitionConfig, PartitionCore
@@ -96,10 +97,11 @@ def _point(size: int, waves: Sequence[Sequence[InputRecord]], partitions: int = 
     """Time is that of all waves; memory that of the first, since what is frozen is let go."""
     records = list(chain.from_iterable(waves))
     taken = []
-    for _ in range(RUNS):
-        began = time.process_time()
-        _fold(records, partitions)
-        taken.append(time.process_time() - began)
+    with young_collections():
+        for _ in range(RUNS):
+            began = time.process_time()
+            _fold(records, partitions)
+            taken.append(time.process_time() - began)
     tracemalloc.start()
     _fold(waves[0], partitions)
     _, peak = tracemalloc.get_traced_memory()

@@ -15,6 +15,7 @@ import orjson
 from aiokafka import AIOKafkaProducer
 from aiokafka.structs import TopicPartition
 
+from freezepoint.collector import short_pauses
 from freezepoint.core.records import OutputRecord
 from freezepoint.settings import KafkaSettings, WorkerSettings
 from freezepoint.sink import TokenSink
@@ -141,7 +142,8 @@ class Bench:
             await consumer.stop()
 
     async def worker(self, tokens: str, load: Load) -> float:
-        """Seconds a record, from the first batch until everything is folded in and every result is committed."""
+        """Seconds a record, from the first batch until everything is folded in and every result is committed. The process
+        is set up as ``freezepoint run`` does."""
         name = f"{self.prefix}{uuid.uuid4().hex[:6]}-"
         names = _Round(name, tokens)
         stop, pace = asyncio.Event(), _Pace(load.records)
@@ -152,7 +154,7 @@ class Bench:
             if pace.ended:
                 stop.set()
 
-        async with self.transport(names) as transport:
+        async with short_pauses(), self.transport(names) as transport:
             await transport.admin().apply(
                 [spec for spec in topic_specs(names, PARTITIONS) if spec.topic is not Topic.TOKENS]
             )
@@ -257,7 +259,7 @@ async def _latency(bench: Bench, load: Load, rate: float) -> list[Row]:
         if summary.partitions == PARTITIONS:
             joined.set()
 
-    async with bench.transport(names) as transport, asyncio.timeout(ROUND_S_MAX):
+    async with short_pauses(), bench.transport(names) as transport, asyncio.timeout(ROUND_S_MAX):
         await transport.admin().apply(topic_specs(names, PARTITIONS))
         producer, reader = await transport.producer(), await transport.reader(Topic.TRAJECTORIES)
         worker = asyncio.create_task(

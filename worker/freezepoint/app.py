@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from freezepoint.collector import short_pauses
 from freezepoint.errors import ConfigurationError
 from freezepoint.health import serving
 from freezepoint.settings import Settings
@@ -23,13 +24,14 @@ async def run_worker(
     on_progress: Callable[[WorkerSummary], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> WorkerSummary:
-    """Run one worker until SIGTERM, SIGINT or ``stop``; with ``until_idle`` until everything there is processed.
+    """Run one worker until SIGTERM, SIGINT or ``stop``; with ``until_idle`` until everything there is processed. It has the
+    process's collector its way meanwhile (see ``collector``).
 
     :raises ConfigurationError: what has to be set right first; the message says how.
     :raises BrokerError: the broker failed for good.
     """
     stop = stop or asyncio.Event()
-    async with connect(settings) as transport, _tracing(settings) as tracer:
+    async with short_pauses(), connect(settings) as transport, _tracing(settings) as tracer:
         worker = Worker(transport, settings.worker, on_progress, figures=Figures(tracer=tracer))
         async with serving(worker, settings.http):
             with _stops_on_signals(stop):
