@@ -15,6 +15,7 @@ import orjson
 from aiokafka import AIOKafkaProducer
 from aiokafka.structs import TopicPartition
 
+from freezepoint.allocator import give_memory_back
 from freezepoint.collector import short_pauses
 from freezepoint.core.records import OutputRecord
 from freezepoint.settings import KafkaSettings, WorkerSettings
@@ -306,6 +307,7 @@ def kafka_rows(bootstrap: str, rounds: int, wanted: Callable[[str], bool], *, qu
     made = loads(4 if quick else 250)
     latency = by_reference(list(rollout(Shape(2, 40, 20, 20))))
     load = Load("latency", latency, 20 if quick else 1_000 + WARM_UP)
+    give_memory_back()  # as ``freezepoint run`` does
     return asyncio.run(_rows(Bench(bootstrap), rounds, wanted, made | {"latency": load}))
 
 

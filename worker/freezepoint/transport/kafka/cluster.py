@@ -26,7 +26,6 @@ from freezepoint_schemas.topics import Topic, TopicNames
 RECORD_BYTES_FALLBACK = 1024 * 1024
 """The limit assumed where the topic's configuration may not be read; an untouched broker takes 1,048,588."""
 
-BATCH_BYTES_MAX = 256 * 1024
 BATCH_FRAMING_BYTES = 128
 LIMIT = "max.message.bytes"
 METADATA_RETRY_S = 0.1
@@ -268,10 +267,9 @@ class Cluster:
         """What a client must be allowed to send: the largest limit."""
         return max(self._limits.values())
 
-    @property
-    def batch_bytes(self) -> int:
-        """Records are batched up to this; a batch counts against the limit of its topic as a record does."""
-        return min(BATCH_BYTES_MAX, min(self._limits.values()) - BATCH_FRAMING_BYTES)
+    def batch_bytes(self, wanted: int) -> int:
+        """Up to which size records are batched: a batch counts against the limit of its topic as a record does."""
+        return min(wanted, min(self._limits.values()) - BATCH_FRAMING_BYTES)
 
     def forget(self) -> None:
         """Look anew at the next preparation: after a failure a topic may be gone, or its limit lowered. What was known

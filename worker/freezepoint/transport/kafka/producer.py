@@ -18,6 +18,9 @@ from freezepoint.transport.ports import Position
 from freezepoint_schemas.topics import Topic
 
 LINGER_MS = 0
+BATCH_BYTES = 256 * 1024
+"""A request has a batch of each partition, and any number of sends may be under way: of 400 partitions it stays within what a
+broker takes."""
 
 
 class KafkaProducer:
@@ -74,10 +77,11 @@ class KafkaProducer:
         async with self._starting:
             if self.closed:
                 raise BrokerUnavailableError("the producer is closed")
-            if self._producer is not None and self._batch_bytes > self._cluster.batch_bytes:
+            batch_bytes = self._cluster.batch_bytes(BATCH_BYTES)
+            if self._producer is not None and self._batch_bytes > batch_bytes:
                 self._replace(self._producer)
             if self._producer is None:
-                self._batch_bytes = self._cluster.batch_bytes
+                self._batch_bytes = batch_bytes
                 producer = self._cluster.clients.producer(
                     batch_bytes=self._batch_bytes,
                     record_bytes_max=self._cluster.request_bytes_max,

@@ -27,6 +27,9 @@ from freezepoint_schemas.topics import Topic
 
 log = structlog.get_logger()
 
+BATCH_BYTES = 1024 * 1024
+"""A partition has one batch under way at a time, and a result is often a hundred kilobytes. However many partitions it goes to,
+a transaction hands the client no more than ``WINDOW_BYTES`` at once."""
 LOOK_S = 0.05
 BRIEFLY_S = 0.3
 """How long the transactions of others are waited for. One that takes longer costs a few markers that end nothing."""
@@ -68,7 +71,7 @@ class Publisher:
         """
         await self._cluster.prepare()
         producer = self._cluster.clients.producer(
-            batch_bytes=self._cluster.batch_bytes,
+            batch_bytes=self._cluster.batch_bytes(BATCH_BYTES),
             record_bytes_max=self._cluster.request_bytes_max,
             linger_ms=0,
             transactional_id=self._transactional_id,
