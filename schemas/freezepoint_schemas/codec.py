@@ -33,6 +33,9 @@ _WRITTEN_AGAIN = {
 }
 _ENTRY_FIELDS = ("event", *(name for name in TokenEntry.model_fields if name != "event"))
 _DEPTH_IN_A_RESULT = 16
+_DEPTH_WRITTEN = 200
+"""What was JSON and is nested no deeper can be written again: the only thing that is read and not written is depth, 1,024
+levels against 254."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -45,11 +48,17 @@ def decode_event(rollout_id: str, value: bytes | None, known: KnownPrompts | Non
     """
     if value is None:
         return RolloutClear(rollout_id=rollout_id)
-    return event_from_object(rollout_id, _loads(value, known))
+    is_flat = value.count(b"[") + value.count(b"{") <= _DEPTH_WRITTEN
+    return _event(rollout_id, _loads(value, known), writable=is_flat)
 
 
 def event_from_object(rollout_id: str, body: Any) -> InputEvent:
-    """The event in a decoded JSON object (see :func:`decode_event`)."""
+    """The event in a decoded JSON object (see :func:`decode_event`), which may also have been made in memory."""
+    return _event(rollout_id, body, writable=False)
+
+
+def _event(rollout_id: str, body: Any, *, writable: bool) -> InputEvent:
+    """:param writable: it is known that it can be written as JSON again, inside a result."""
     if not isinstance(body, dict):
         raise DecodeError(
             Reason.UNDECODABLE_RECORD, f"the value is a JSON {type(body).__name__}, not an object"
@@ -65,7 +74,8 @@ def event_from_object(rollout_id: str, body: Any) -> InputEvent:
             Reason.UNSUPPORTED_SCHEMA, f"schema_version {version} is newer than {SCHEMA_VERSION}"
         )
     fields = {**body, "rollout_id": rollout_id, "event": name}
-    _require_writable(EVENTS[name], fields)
+    if not writable:
+        _require_writable(EVENTS[name], fields)
     if name == "token_entry":
         _lift_inline_arrays(fields)
     return _validated(EVENTS[name], fields)

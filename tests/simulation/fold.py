@@ -113,7 +113,7 @@ class Fold:
             del life.parts[name]
             life.whole.add(name)
             self._whole(
-                rollout_id, replace(record, value=b"".join(parts[index] for index in range(part.count)))
+                rollout_id, record._replace(value=b"".join(parts[index] for index in range(part.count)))
             )
 
     def _whole(self, rollout_id: str, record: InputRecord) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import orjson
 import pytest
 
@@ -420,7 +418,7 @@ def test_without_a_gap_no_time_is_after_one() -> None:
         record(0, "r", entry("r", "c1", [1], [2])),
         record(1, "r", complete("r", n_calls=2)),
     ]
-    bench.run([replace(item, timestamp_ms=0) for item in stream])
+    bench.run([item._replace(timestamp_ms=0) for item in stream])
     assert bench.results[0].reasons == [Reason.CALL_COUNT_MISMATCH]
 
 

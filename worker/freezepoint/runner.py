@@ -151,16 +151,17 @@ class PartitionRunner:
         if self._draining:
             return
         self._draining = True
-        began = _now()
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             while self._backlog and not self._abandoned and (self._memory.has_room or not len(self._outbox)):
                 self._fold(self._backlog.popleft())
-                if _now() - began > YIELD_AFTER_S:
+                if now() - began > YIELD_AFTER_S:
                     await asyncio.sleep(0)
-                    began = _now()
+                    began = now()
         finally:
             self._draining = False
-        self._fed_at = _now()
+        self._fed_at = now()
         if self._backlog:
             self._memory.wake_when_room(self._wake.set)
         if self.core.dirty:

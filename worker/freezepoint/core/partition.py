@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from freezepoint.core.carry import dump_life
 from freezepoint.core.effects import DeadLetter, Effect, Freeze, dead_letter
@@ -300,7 +300,7 @@ class PartitionCore:
             whole = self._assemble(rollout_id, record, part)
             if not isinstance(whole, bytes):
                 return whole
-            record = replace(record, value=whole, headers=without(record.headers, PART))
+            record = record._replace(value=whole, headers=without(record.headers, PART))
             state = self._state(rollout_id, record.offset)
         if record.value is not None and len(record.value) > self.config.record_bytes_max:
             message = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from freezepoint_schemas.headers import Headers
 from freezepoint_schemas.topics import Topic
 
 
-@dataclass(frozen=True, slots=True)
-class InputRecord:
+class InputRecord(NamedTuple):
     """One record as read from a partition. ``timestamp_ms`` is the broker's append time."""
 
     partition: int

@@ -216,7 +216,7 @@ class _Wholes:
         if value is None:
             return None
         del self._first[place], self._assemblers[place]
-        return replace(first, value=value)
+        return first._replace(value=value)
 
     def incomplete(self) -> Iterable[InputRecord]:
         """The first part of each value that lacks some."""

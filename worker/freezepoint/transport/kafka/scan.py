@@ -25,7 +25,7 @@ def input_record(message: Any) -> InputRecord:
         message.timestamp,
         message.key,
         message.value,
-        tuple((name, value or b"") for name, value in message.headers),
+        tuple([(name, value or b"") for name, value in message.headers]) if message.headers else (),
     )
 
 
