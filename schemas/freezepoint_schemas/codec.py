@@ -34,8 +34,7 @@ _WRITTEN_AGAIN = {
 _ENTRY_FIELDS = ("event", *(name for name in TokenEntry.model_fields if name != "event"))
 _DEPTH_IN_A_RESULT = 16
 _DEPTH_WRITTEN = 200
-"""What was JSON and is nested no deeper can be written again: the only thing that is read and not written is depth, 1,024
-levels against 254."""
+_LOOKED_AT_BYTES = 4 * 1024
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -48,8 +47,13 @@ def decode_event(rollout_id: str, value: bytes | None, known: KnownPrompts | Non
     """
     if value is None:
         return RolloutClear(rollout_id=rollout_id)
-    is_flat = value.count(b"[") + value.count(b"{") <= _DEPTH_WRITTEN
-    return _event(rollout_id, _loads(value, known), writable=is_flat)
+    return _event(rollout_id, _loads(value, known), writable=_is_flat(value))
+
+
+def _is_flat(value: bytes) -> bool:
+    """Whether JSON is nested so little that it can be written again: the only thing that is read and not written is depth,
+    1,024 levels against 254. A look at large ones costs more than writing what they hold beside their arrays."""
+    return len(value) <= _LOOKED_AT_BYTES and value.count(b"[") + value.count(b"{") <= _DEPTH_WRITTEN
 
 
 def event_from_object(rollout_id: str, body: Any) -> InputEvent:
