@@ -17,6 +17,7 @@ from aiokafka.structs import TopicPartition
 
 from freezepoint.allocator import give_memory_back
 from freezepoint.collector import short_pauses
+from freezepoint.core.build import build_result
 from freezepoint.core.records import OutputRecord
 from freezepoint.settings import KafkaSettings, WorkerSettings
 from freezepoint.sink import TokenSink
@@ -27,7 +28,7 @@ from freezepoint_schemas import codec
 from freezepoint_schemas.events import RolloutComplete, TokenEntry
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.benchmarks.measuring import Figure, Row, ratio
-from tests.benchmarks.rollouts import Shape, by_reference, plain, rollout
+from tests.benchmarks.rollouts import Shape, by_reference, folded, plain, rollout
 
 SERVERS_ENV = "KAFKA_BOOTSTRAP_SERVERS"
 PARTITIONS = 4
@@ -94,6 +95,18 @@ class _Round(TopicNames):
         return self.tokens if topic is Topic.TOKENS else super().__getitem__(topic)
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A load's row. ``floor``: seconds a record of what any worker has to do at the least, where the goal is beyond it."""
+
+    what: str
+    against: str
+    goal: float
+    bare_work: Callable[[bytes], Any] | None = None
+    floor: Callable[[Bench, str, Load], Awaitable[float]] | None = None
+    floor_what: str = ""
+
+
 class Bench:
     """Everything on one broker under one unique prefix."""
 
@@ -105,10 +118,16 @@ class Bench:
     def transport(self, names: TopicNames) -> KafkaTransport:
         return KafkaTransport(self.bootstrap, names, self.settings)
 
-    async def prefill(self, load: Load) -> TopicNames:
-        names = TopicNames(f"{self.prefix}{load.name}-")
+    async def made(self, name: str) -> TopicNames:
+        """Topics of that name, which are there from now on."""
+        names = TopicNames(f"{self.prefix}{name}-")
         async with self.transport(names) as transport:
             await transport.admin().apply(topic_specs(names, PARTITIONS))
+        return names
+
+    async def prefill(self, load: Load) -> TopicNames:
+        names = await self.made(load.name)
+        async with self.transport(names) as transport:
             producer = await transport.producer()
             batch: list[OutputRecord] = []
             for record in load.output():
@@ -191,29 +210,70 @@ class _Pace:
         return max(1e-9, self._last - began) / max(1, self._records - before)
 
 
-async def _against_bare(
-    bench: Bench, load: Load, rounds: int, work: Callable[[bytes], Any] | None
-) -> tuple[Figure, str]:
+async def _against_bare(bench: Bench, load: Load, rounds: int, case: _Case) -> list[Row]:
+    """The worker, and where there is one its floor, against the bare consumer of the same topic."""
     names = await bench.prefill(load)
     topic = names[Topic.TOKENS]
     bare: list[float] = []
     ours: list[float] = []
+    floor: list[float] = []
     for _ in range(rounds):
-        bare.append(await bench.bare(topic, load.records, work))
+        bare.append(await bench.bare(topic, load.records, case.bare_work))
         ours.append(await bench.worker(topic, load))
+        if case.floor is not None:
+            floor.append(await case.floor(bench, topic, load))
     size = load.bytes / load.records
-    speed = [
-        f"{1 / statistics.median(s):,.0f}/s, {size / statistics.median(s) / 1e6:,.0f} MB/s"
-        for s in (ours, bare)
-    ]
-    return ratio(bare, ours), f"worker {speed[0]}; bare {speed[1]}; records of {size:,.0f} bytes"
+
+    def speed(name: str, taken: list[float]) -> str:
+        median = statistics.median(taken)
+        return f"{name} {1 / median:,.0f}/s, {size / median / 1e6:,.0f} MB/s"
+
+    note = f"{speed('worker', ours)}; {speed('bare', bare)}; records of {size:,.0f} bytes"
+    rows = [Row(load.name, case.what, case.against, ratio(bare, ours), case.goal, at_least=True, note=note)]
+    if floor:
+        rows.append(
+            Row(load.name, case.floor_what, case.against, ratio(bare, floor), at_least=True,
+                note=f"{speed('reader', floor)}: a floor of the row above")
+        )  # fmt: skip
+    return rows
+
+
+def _rollout_of(value: bytes) -> str:
+    name = b'"rollout_id":"'
+    start = value.index(name) + len(name)
+    return value[start : value.index(b'"', start)].decode()
+
+
+async def _decoding(bench: Bench, topic: str, load: Load) -> float:
+    """A bare consumer that makes an event of each record, with every check of the contract, and lets go of it."""
+    return await bench.bare(topic, load.records, lambda value: codec.decode_event(_rollout_of(value), value))
+
+
+async def _relaying(bench: Bench, topic: str, load: Load) -> float:
+    """As above; and the results' bytes, handed to a bare producer all at once. Seconds a record that was read."""
+    seconds = await _decoding(bench, topic, load)
+    result = codec.encode_result(build_result(folded("standard", load.values)))
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bench.bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        max_batch_size=1 << 20,
+        max_request_size=1 << 24,
+    )
+    name = (await bench.made("floor"))[Topic.TRAJECTORIES]
+    await producer.start()
+    try:
+        began = time.perf_counter()
+        sent = [await producer.send(name, result, b"%d" % number) for number in range(load.copies)]
+        await asyncio.gather(*sent)
+        return seconds + (time.perf_counter() - began) / load.records
+    finally:
+        await producer.stop()
 
 
 async def _sink_put(bench: Bench, rounds: int) -> Row:
     """The same bytes, in turns: a put, and a bare ``send_and_wait``."""
-    names = TopicNames(f"{bench.prefix}put-")
-    async with bench.transport(names) as transport:
-        await transport.admin().apply(topic_specs(names, PARTITIONS))
+    names = await bench.made("put")
     entry = next(rollout(Shape(1, 2_000, 400, 0)))
     sink = TokenSink(broker=f"kafka://{bench.bootstrap}", topic_prefix=names.prefix)
     producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap, acks="all", enable_idempotence=True)
@@ -312,22 +372,34 @@ def kafka_rows(bootstrap: str, rounds: int, wanted: Callable[[str], bool], *, qu
 
 
 async def _rows(bench: Bench, rounds: int, wanted: Callable[[str], bool], made: dict[str, Load]) -> list[Row]:
+    nothing = "a bare consumer that does nothing"
     cases = {
-        "json-100k": (
+        "json-100k": _Case(
             "worker on Kafka, 100 KB records, plain JSON",
             "a bare consumer that calls `orjson.loads`",
             0.7,
+            bare_work=orjson.loads,
         ),
-        "packed-100k": ("worker on Kafka, 100 KB records, packed", "a bare consumer that does nothing", 0.7),
-        "small-1k": ("worker on Kafka, 1 KB records", "a bare consumer that does nothing", 0.4),
-        "replay": ("restart: replay of open rollouts", "a bare consumer over the same range", 0.5),
+        "packed-100k": _Case(
+            "worker on Kafka, 100 KB records, packed",
+            nothing,
+            0.7,
+            floor=_relaying,
+            floor_what="decoding and checking each record, and a bare producer of as many result bytes",
+        ),
+        "small-1k": _Case(
+            "worker on Kafka, 1 KB records",
+            nothing,
+            0.4,
+            floor=_decoding,
+            floor_what="decoding and checking each record alone",
+        ),
+        "replay": _Case("restart: replay of open rollouts", "a bare consumer over the same range", 0.5),
     }
     rows: list[Row] = []
-    for name, (what, against, goal) in cases.items():
+    for name, case in cases.items():
         if wanted(name):
-            work = orjson.loads if name == "json-100k" else None
-            value, note = await _against_bare(bench, made[name], rounds, work)
-            rows.append(Row(name, what, against, value, goal, at_least=True, note=note))
+            rows += await _against_bare(bench, made[name], rounds, case)
     if wanted("sink"):
         rows.append(await _sink_put(bench, 40 * rounds))
     if wanted("latency"):
