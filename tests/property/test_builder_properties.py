@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freezepoint.core.build import ALL_TRACES, Leniency, build_result
+from freezepoint.core.build import ALL_TRACES, Leniency, build_result, result_tokens_max
+from freezepoint.core.builder import BUILDERS
 from freezepoint.core.prefixes import PrefixTree, nearest_ends
 from freezepoint.core.projection import trace_response
 from freezepoint.core.snapshot import take_snapshot
@@ -258,6 +259,20 @@ def test_every_trace_is_a_contiguous_response(entries: list[TokenEntry]) -> None
         assert [item["generation_log_probs"] for item in output] == [
             known[i].generation_log_probs.tolist() for i in ids
         ]
+
+
+@given(rollouts(), st.sampled_from(sorted(BUILDERS)), st.randoms(use_true_random=False))
+def test_a_result_has_no_more_tokens_than_its_log_lets_expect(
+    entries: list[TokenEntry], builder: str, random: Random
+) -> None:
+    """However the calls are written, and whatever of it is lost."""
+    whole = frozen(entries)
+    referring = by_reference(entries, random)
+    lost = [call for call in referring if random.random() > 0.2]
+    for log in (whole, frozen(referring), frozen(lost), frozen(entries, alternatives=tuple(lost))):
+        result = build_result(log, builder=builder, delivery=ALL_TRACES)
+        tokens = sum(trace.token_ids.size for trace in result.traces)
+        assert tokens <= result_tokens_max(log, builder=builder)
 
 
 @given(rollouts())

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from freezepoint.core.build import result_tokens_max
+from freezepoint.core.digests import tokens_digest
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
-from freezepoint.core.frozen import FrozenLog
+from freezepoint.core.frozen import FrozenLog, SpillRef
+from freezepoint.core.rollout import memory_of
 from freezepoint.memory import MemoryBudget
-from freezepoint.outbox import Outbox
+from freezepoint.outbox import Outbox, payload_bytes
 from freezepoint.settings import WorkerSettings
 from freezepoint_schemas.events import RolloutComplete
 from tests.events import Bench, entry, record
@@ -100,3 +105,42 @@ async def test_what_is_abandoned_counts_no_more_though_its_build_goes_on(
     await asyncio.sleep(0)  # so that whoever waits for it has heard
     assert memory.pending_bytes == 0
     assert len(outbox) == 0
+
+
+def _branching(tokens: int, calls: int) -> FrozenLog:
+    """Calls that share a stem written once: the larger part of a result, and a small part of what was received."""
+    stem = list(range(tokens))
+    first = entry("r", "c0", stem, [1])
+    digest = tokens_digest(np.array([*stem, 1], dtype=np.int32)).hex()
+    prefix = {"call_id": "c0", "length": tokens + 1, "digest": digest}
+    others = [entry("r", f"c{number}", [number], [2], prompt_prefix=prefix) for number in range(1, calls)]
+    size = sum(map(memory_of, (first, *others)))
+    return FrozenLog("r", 0, 0, calls, RolloutComplete(rollout_id="r"), (first, *others), memory_bytes=size)
+
+
+async def test_what_takes_long_is_not_built_on_the_event_loop(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    """A few milliseconds are less than a thread would cost; by the size of the log, and by what could come of it."""
+    settings = {"inline_build_bytes_max": 2 << 20}
+    logs = {
+        "many tokens": _branching(200_000, 1),
+        "too many": _branching(600_000, 1),
+        "branches": _branching(100_000, 20),
+        "many branches": _branching(100_000, 40),
+        "spilled": replace(_branching(10, 1), spilled=(SpillRef(0, 0, 1),)),
+    }
+    outbox, memory = outbox_of(tmp_path, executor, asyncio.Event(), **settings)
+    inline = {name: outbox._is_quick(log, payload_bytes(log)) for name, log in logs.items()}
+    assert inline == {
+        "many tokens": True,
+        "too many": False,
+        "branches": True,
+        "many branches": False,
+        "spilled": False,
+    }
+    asked = replace(logs["branches"], closing=RolloutComplete(rollout_id="r", builder="per_request"))
+    assert outbox._is_quick(asked, payload_bytes(asked))
+    chain = replace(logs["branches"], entries=logs["branches"].entries[:2])
+    assert result_tokens_max(chain) < result_tokens_max(chain, builder="per_request")
+    memory.close()

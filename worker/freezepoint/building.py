@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freezepoint.core.build import Leniency, build_result
+from freezepoint.core.build import Leniency, build_result, result_tokens_max
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.settings import WorkerSettings
 from freezepoint_schemas.results import Result
@@ -20,3 +20,8 @@ def result_of(log: FrozenLog, settings: WorkerSettings) -> Result:
             mask_routes_mismatch=settings.mask_routes_mismatch,
         ),
     )
+
+
+def tokens_max(log: FrozenLog, settings: WorkerSettings) -> int:
+    """:func:`~freezepoint.core.build.result_tokens_max`, as these settings want it built."""
+    return result_tokens_max(log, builder=settings.builder, delivery=settings.delivery)

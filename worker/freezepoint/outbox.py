@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from concurrent.futures import Future as ConcurrentFuture
 from dataclasses import dataclass, field, replace
 
-from freezepoint.building import result_of
+from freezepoint.building import result_of, tokens_max
 from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.ledger import Verdict
@@ -20,6 +20,9 @@ from freezepoint.settings import WorkerSettings
 from freezepoint.spool import Spool
 from freezepoint_schemas import codec
 from freezepoint_schemas.topics import Topic
+
+INLINE_TOKENS_MAX = 3_000_000
+"""A log whose result could be larger is never built on the event loop: writing so many tokens takes 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Outbox:
         if isinstance(effect, DeadLetter):
             return _Item(effect, effect.record.size)
         size = payload_bytes(effect.log)
-        if size <= self._settings.inline_build_bytes_max:
+        if self._is_quick(effect.log, size):
             built = build(effect.log, *self._tools)
             item = _Item(effect, built.record.size, built)
             item.shed()
@@ -111,6 +114,15 @@ class Outbox:
         item = _Item(effect, size, future, job)
         future.add_done_callback(lambda _: self._built(item))
         return item
+
+    def _is_quick(self, log: FrozenLog, size: int) -> bool:
+        """Whether its build holds the event loop for a few milliseconds. A thread would take longer for it and hold up the loop
+        as well, which has to wait for the interpreter after every system call."""
+        return (
+            size <= self._settings.inline_build_bytes_max
+            and not log.spilled
+            and tokens_max(log, self._settings) <= INLINE_TOKENS_MAX
+        )
 
     def _built(self, item: _Item) -> None:
         """A build has ended, well or not."""

@@ -127,7 +127,7 @@ class WorkerSettings(_Section):
     evidence_bytes_max: Annotated[int, Field(ge=0)] = 10 * 1024 * 1024 * 1024
     evidence_age_s_max: Annotated[float, Field(gt=0)] = 14 * 24 * 60 * 60.0
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 6 * 60 * 60.0
-    inline_build_bytes_max: Annotated[int, Field(ge=0)] = 256 * 1024
+    inline_build_bytes_max: Annotated[int, Field(ge=0)] = 2 * 1024 * 1024
     shutdown_timeout_s: Annotated[float, Field(gt=0)] = 30.0
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "SINGLE_RESPONSE",
     "Leniency",
     "build_result",
+    "result_tokens_max",
 ]
 
 TRACE_TOKENS_MAX = 1 << 27
@@ -90,6 +91,25 @@ def build_result(
         raise
     except Exception as error:  # noqa: BLE001 - one rollout must not take its partition with it
         return _failed(log, snapshot, error, choice)
+
+
+def result_tokens_max(
+    log: FrozenLog, *, builder: str = "prefix_merging", delivery: str = SINGLE_RESPONSE
+) -> int:
+    """More tokens than this the traces of a log's result do not hold, counting its entries in memory. A trace ends with a call
+    that none goes on from, and those that share a stem written by reference hold it several times."""
+    ends: dict[tuple[str, int], int] = {}
+    continued: set[tuple[str, int]] = set()
+    for entry in (*log.entries, *log.alternatives):
+        prefix = entry.prompt_prefix
+        length = entry.prompt_token_ids.size + entry.generation_token_ids.size
+        if prefix is not None:
+            length += prefix.length
+            continued.add((prefix.call_id, prefix.length))
+        ends[entry.model_call_id, length] = length
+    if _choice(log, builder, delivery).builder == PER_REQUEST:
+        continued = set()
+    return sum(length for end, length in ends.items() if end not in continued)
 
 
 def _choice(log: FrozenLog, builder: str, delivery: str) -> Choice:
