@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +14,13 @@ from freezepoint.collector import collect_all, short_pauses
 from freezepoint_schemas import codec
 from tests.events import Bench, entry, record
 from tests.polling import poll_until_async
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set_aside() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
 
 
 class Knot:
@@ -92,4 +100,8 @@ async def test_the_collector_is_left_as_it_was_found() -> None:
         pass
     assert gc.callbacks == callbacks
     assert gc.get_freeze_count() == 0
+    gc.freeze()  # as the command does with its modules
+    async with short_pauses():
+        pass
+    assert gc.get_freeze_count() > 0
     assert collect_all() > 0

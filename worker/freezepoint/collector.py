@@ -23,14 +23,16 @@ WHOLE_INTERVAL_S_MIN = 60.0
 @contextmanager
 def young_collections() -> Iterator[None]:
     """Within it, collections take milliseconds, whatever this process holds. For who owns the process: the collector is
-    all its threads'."""
+    all its threads'. What was set aside before stays so."""
+    found = gc.get_freeze_count()
     gc.callbacks.append(_set_aside)
     gc.freeze()
     try:
         yield
     finally:
         gc.callbacks.remove(_set_aside)
-        gc.unfreeze()
+        if not found:
+            gc.unfreeze()
 
 
 @asynccontextmanager

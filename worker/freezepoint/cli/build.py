@@ -9,6 +9,7 @@ import typer
 
 from freezepoint.cli.common import WRONG_INPUT, error_line, load_settings, warning_line, write_line
 from freezepoint.cli.progress import file_progress
+from freezepoint.collector import young_collections
 from freezepoint.lines import LineError, sources
 from freezepoint.offline import OfflineBuilder, expanded
 from freezepoint.projections import Projection, line_of
@@ -47,6 +48,7 @@ def build(
         error_line(str(error))
 
     with (
+        young_collections(),
         sources(expanded(paths)) as files,
         file_progress(files, "building", wanted=not sys.stdout.isatty()) as on_position,
     ):

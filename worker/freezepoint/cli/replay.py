@@ -21,6 +21,7 @@ from freezepoint.cli.common import (
     warning_line,
     write_line,
 )
+from freezepoint.collector import young_collections
 from freezepoint.errors import InputError
 from freezepoint.projections import Projection, line_of
 from freezepoint.replay import Filters, Selection, put_back, rebuild, results_elsewhere
@@ -122,6 +123,7 @@ async def _rebuild(
     counts: Counter[str] = Counter()
     missing = set(selection.rollout_ids)
     async with AsyncExitStack() as stack:
+        stack.enter_context(young_collections())
         target = None
         if to_prefix is not None:
             target = await stack.enter_async_context(results_elsewhere(settings, to_prefix))
