@@ -26,12 +26,13 @@ from tests.benchmarks.core import core_rows
 from tests.benchmarks.growth import growth_rows
 from tests.benchmarks.kafka import kafka_rows, servers
 from tests.benchmarks.measuring import Row
+from tests.benchmarks.pauses import build_rows, pause_rows
 from tests.benchmarks.scaling import scaling_rows
 from tests.benchmarks.store import store_rows
 
 CORE = {"build", "plain", "packed", "size"}
 KAFKA = {"json-100k", "packed-100k", "small-1k", "replay", "sink", "latency"}
-NAMES = sorted({*CORE, *KAFKA, "store", "growth", "workers"})
+NAMES = sorted({*CORE, *KAFKA, "store", "growth", "pauses", "workers"})
 LIBRARIES = ("numpy", "orjson", "pydantic", "pybase64", "xxhash", "aiokafka")
 
 METHOD = """\
@@ -65,6 +66,8 @@ def run(only: Sequence[str], rounds: int, *, quick: bool) -> list[Row]:
         add(scaling_rows(rounds, quick=quick))
     if "growth" in wanted:
         add(growth_rows(None if quick else Path("docs/growth.svg"), quick=quick))
+    if "pauses" in wanted:
+        add([*pause_rows(rounds, quick=quick), *build_rows(rounds)])
     if wanted & KAFKA:
         with _broker() as bootstrap:
             if bootstrap is not None:

@@ -81,6 +81,11 @@ def _waves(count: int, turns: int, waves: int = 1) -> list[list[InputRecord]]:
     return [list(_wave(wave, count, values)) for wave in range(max(1, waves))]
 
 
+def open_waves(count: int, turns: int) -> list[list[InputRecord]]:
+    """One wave of rollouts that do not end."""
+    return [wave[:-count] for wave in _waves(count, turns)]
+
+
 def _wave(wave: int, count: int, values: Sequence[bytes]) -> Iterator[InputRecord]:
     """Offsets are given by each partition anew."""
     keys = [f"rollout-{wave}-{number}".encode() for number in range(count)]
@@ -111,7 +116,7 @@ def _point(size: int, waves: Sequence[Sequence[InputRecord]], partitions: int = 
 
 def _fold(records: Sequence[InputRecord], partitions: int) -> None:
     """Every record folded in, every result built and encoded."""
-    cores = [PartitionCore(_config(number, partitions)) for number in range(partitions)]
+    cores = [PartitionCore(config(number, partitions)) for number in range(partitions)]
     for record in records:
         core = cores[partition_for(record.key or b"", partitions)]
         placed = InputRecord(core.config.partition, core.next_offset, 1_000, record.key, record.value)
@@ -125,7 +130,7 @@ def _frozen(effects: Sequence[Effect]) -> Iterator[Freeze]:
         yield effect
 
 
-def _config(partition: int, partitions: int) -> PartitionConfig:
+def config(partition: int, partitions: int) -> PartitionConfig:
     return PartitionConfig("tokens", partition, partitions, "growth", RECORD_BYTES_MAX, LIMITS, 3_600.0)
 
 

@@ -11,6 +11,7 @@ from tests.benchmarks.core import core_rows
 from tests.benchmarks.growth import Curve, Point, growth_rows, plot
 from tests.benchmarks.kafka import kafka_rows
 from tests.benchmarks.measuring import Figure, Row
+from tests.benchmarks.pauses import build_rows, pause_rows
 from tests.benchmarks.scaling import scaling_rows
 from tests.benchmarks.store import store_rows
 
@@ -41,6 +42,10 @@ def test_two_workers_are_measured_against_one() -> None:
 def test_growth_is_measured_and_plotted(tmp_path: Path) -> None:
     assert_finite(growth_rows(tmp_path / "growth.svg", quick=True))
     assert (tmp_path / "growth.svg").read_text().startswith("<svg")
+
+
+def test_pauses_are_measured() -> None:
+    assert_finite([*pause_rows(1, quick=True), *build_rows(1)])
 
 
 def test_a_plot_names_its_points() -> None:

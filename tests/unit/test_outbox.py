@@ -17,7 +17,7 @@ from freezepoint.core.effects import DeadLetter, Effect, Freeze
 from freezepoint.core.frozen import FrozenLog, SpillRef
 from freezepoint.core.rollout import memory_of
 from freezepoint.memory import MemoryBudget
-from freezepoint.outbox import Outbox, payload_bytes
+from freezepoint.outbox import Outbox, is_quick
 from freezepoint.settings import WorkerSettings
 from freezepoint_schemas.events import RolloutComplete
 from tests.events import Bench, entry, record
@@ -118,11 +118,9 @@ def _branching(tokens: int, calls: int) -> FrozenLog:
     return FrozenLog("r", 0, 0, calls, RolloutComplete(rollout_id="r"), (first, *others), memory_bytes=size)
 
 
-async def test_what_takes_long_is_not_built_on_the_event_loop(
-    tmp_path: Path, executor: ThreadPoolExecutor
-) -> None:
+def test_what_takes_long_is_not_built_on_the_event_loop() -> None:
     """A few milliseconds are less than a thread would cost; by the size of the log, and by what could come of it."""
-    settings = {"inline_build_bytes_max": 2 << 20}
+    chosen = WorkerSettings(inline_build_bytes_max=2 << 20)
     logs = {
         "many tokens": _branching(200_000, 1),
         "too many": _branching(600_000, 1),
@@ -130,8 +128,7 @@ async def test_what_takes_long_is_not_built_on_the_event_loop(
         "many branches": _branching(100_000, 40),
         "spilled": replace(_branching(10, 1), spilled=(SpillRef(0, 0, 1),)),
     }
-    outbox, memory = outbox_of(tmp_path, executor, asyncio.Event(), **settings)
-    inline = {name: outbox._is_quick(log, payload_bytes(log)) for name, log in logs.items()}
+    inline = {name: is_quick(log, chosen) for name, log in logs.items()}
     assert inline == {
         "many tokens": True,
         "too many": False,
@@ -140,7 +137,6 @@ async def test_what_takes_long_is_not_built_on_the_event_loop(
         "spilled": False,
     }
     asked = replace(logs["branches"], closing=RolloutComplete(rollout_id="r", builder="per_request"))
-    assert outbox._is_quick(asked, payload_bytes(asked))
+    assert is_quick(asked, chosen)
     chain = replace(logs["branches"], entries=logs["branches"].entries[:2])
     assert result_tokens_max(chain) < result_tokens_max(chain, builder="per_request")
-    memory.close()

@@ -75,6 +75,16 @@ def payload_bytes(log: FrozenLog) -> int:
     return log.memory_bytes + sum(ref.length for ref in log.spilled)
 
 
+def is_quick(log: FrozenLog, settings: WorkerSettings) -> bool:
+    """Whether its build holds the event loop for a few milliseconds. A thread would take longer for it and hold up the loop as
+    well, which has to wait for the interpreter after every system call."""
+    return (
+        payload_bytes(log) <= settings.inline_build_bytes_max
+        and not log.spilled
+        and tokens_max(log, settings) <= INLINE_TOKENS_MAX
+    )
+
+
 class Outbox:
     """Effects in offset order. Small logs are built at once, large ones on ``executor``; ``on_ready`` is called when
     something became publishable. What was taken counts as waiting until :meth:`settle`."""
@@ -104,7 +114,7 @@ class Outbox:
         if isinstance(effect, DeadLetter):
             return _Item(effect, effect.record.size)
         size = payload_bytes(effect.log)
-        if self._is_quick(effect.log, size):
+        if is_quick(effect.log, self._settings):
             built = build(effect.log, *self._tools)
             item = _Item(effect, built.record.size, built)
             item.shed()
@@ -114,15 +124,6 @@ class Outbox:
         item = _Item(effect, size, future, job)
         future.add_done_callback(lambda _: self._built(item))
         return item
-
-    def _is_quick(self, log: FrozenLog, size: int) -> bool:
-        """Whether its build holds the event loop for a few milliseconds. A thread would take longer for it and hold up the loop
-        as well, which has to wait for the interpreter after every system call."""
-        return (
-            size <= self._settings.inline_build_bytes_max
-            and not log.spilled
-            and tokens_max(log, self._settings) <= INLINE_TOKENS_MAX
-        )
 
     def _built(self, item: _Item) -> None:
         """A build has ended, well or not."""
