@@ -17,7 +17,7 @@ from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.errors import BrokerError
 from freezepoint.settings import KafkaSettings, Settings, SqliteSettings
 from freezepoint.transport.connect import connect
-from freezepoint.transport.ports import GroupMember, Lease, Reader, Transport
+from freezepoint.transport.ports import Broker, GroupMember, Lease, Reader, Transport
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, partition_for, topic_specs
 from tests.polling import poll_until_async
 
@@ -63,7 +63,7 @@ class Cluster:
             "FREEZEPOINT_KAFKA__HEARTBEAT_INTERVAL_MS": str(settings.kafka.heartbeat_interval_ms),
         }
 
-    def transport(self, record_bytes_max: int = 1_000_000) -> Transport:
+    def transport(self, record_bytes_max: int = 1_000_000) -> Broker:
         """One more transport, as another process would make it."""
         made = connect(self.settings(record_bytes_max))
         self._made.append(made)
@@ -75,9 +75,7 @@ class Cluster:
             replace(spec, config={**spec.config, **limit}) for spec in topic_specs(self.names, partitions)
         ]
 
-    async def with_topics(
-        self, partitions: int = PARTITIONS, record_bytes_max: int | None = None
-    ) -> Transport:
+    async def with_topics(self, partitions: int = PARTITIONS, record_bytes_max: int | None = None) -> Broker:
         """A transport whose topics exist; the limit is the topics' on one broker, the transport's on the other."""
         transport = self.transport(record_bytes_max or 1_000_000)
         specs = self.specs(partitions, record_bytes_max)

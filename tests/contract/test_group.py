@@ -13,6 +13,7 @@ from freezepoint.errors import (
     OwnershipLostError,
     PublishError,
 )
+from freezepoint.transport.ports import GroupOffset
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
 from tests.contract.driving import (
     PARTITIONS,
@@ -173,7 +174,7 @@ async def test_the_one_that_takes_over_goes_on_with_what_was_left(cluster: Clust
     leaving = await cluster.member(transport)
     lease = (await own_all(leaving, 1))[0]
     await drive([leaving], lambda: len(leaving.records) == 4, "all records")
-    await lease.commit_hint(3)
+    await lease.commit_hint(3, 4)
     await leaving.member.leave()
     taking = await cluster.member()
     await share([taking], 1)
@@ -193,14 +194,30 @@ async def test_no_offset_is_committed_at_first(cluster: Cluster) -> None:
 async def test_the_next_acquisition_sees_the_committed_offset(cluster: Cluster, offset: int) -> None:
     member = await cluster.member(await cluster.with_topics(partitions=1))
     lease = (await own_all(member, 1))[0]
-    await lease.commit_hint(offset)
-    assert (await acquire(member, 0)).committed == offset
+    await lease.commit_hint(offset, offset + 7)
+    again = await acquire(member, 0)
+    assert (again.committed, again.recorded) == (offset, offset + 7)
+
+
+async def test_a_proof_of_ownership_changes_nothing_of_what_is_said_of_the_ledger(cluster: Cluster) -> None:
+    transport = await cluster.with_topics(partitions=1)
+    member = await cluster.member(transport)
+    await own_all(member, 1)
+    again = await acquire(member, 0)
+    assert again.recorded is None
+    await again.start(0)
+    await again.commit_hint(0, 5)
+    for _ in range(2):
+        taken = await acquire(member, 0)
+        assert (taken.committed, taken.recorded) == (0, 5)
+    assert await transport.offsets(cluster.group) == {0: GroupOffset(0, 5)}
+    assert await transport.offsets("nobody") == {}
 
 
 async def test_groups_do_not_share_offsets_or_partitions(cluster: Cluster) -> None:
     transport = await cluster.with_topics(partitions=1)
     member = await cluster.member(transport)
-    await (await own_all(member, 1))[0].commit_hint(1)
+    await (await own_all(member, 1))[0].commit_hint(1, 1)
     cluster.group += "-other"
     other = await cluster.member()
     await drive(

@@ -122,8 +122,8 @@ async def test_an_assignment_that_changes_during_the_proof_spoils_it(
         commit = member._intake.commit
         joined: list[KafkaMember] = []
 
-        async def commit_then_rebalance(offsets: Mapping[int, int]) -> None:
-            await commit(offsets)
+        async def commit_then_rebalance(offsets: Mapping[int, int], text: str) -> None:
+            await commit(offsets, text)
             epoch = member._intake.epoch
             joined.append(await join(second, unique_prefix))
             while member._intake.epoch < epoch + 2:
@@ -178,7 +178,7 @@ async def test_facts_of_a_lease_without_and_with_a_committed_offset(
         member, lease = await owner(made, unique_prefix)
         assert (lease.committed, lease.log_start, lease.log_end, lease.partition_count) == (None, 0, 3, 1)
         await lease.start(0)
-        await lease.commit_hint(2)
+        await lease.commit_hint(2, 2)
         await lease.close()
         again = await member.acquire(0)
         assert again.committed == 2
@@ -195,7 +195,7 @@ async def test_a_hint_of_a_lease_that_is_not_delivered_commits_nothing(
     async with transport(kafka_bootstrap, unique_prefix) as made:
         await (await made.producer()).send([token("a"), token("b")])
         member, lease = await owner(made, unique_prefix)
-        await lease.commit_hint(2)
+        await lease.commit_hint(2, 2)
         await lease.close()
         assert (await member.acquire(0)).committed == 0
 

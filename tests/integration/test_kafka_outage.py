@@ -110,7 +110,7 @@ async def test_without_a_broker_everything_fails_in_time_and_closes_in_time(
             await reader.at_end()
         with pytest.raises(BrokerUnavailableError):
             await member.acquire(0)
-        await lease.commit_hint(1)
+        await lease.commit_hint(1, 1)
         assert time.monotonic() - began < 15.0
 
         with pytest.raises(BrokerUnavailableError, match="restart this process"):

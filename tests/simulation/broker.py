@@ -7,7 +7,7 @@ import random
 
 from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint_schemas.topics import Topic, TopicNames
-from tests.simulation.groups import GroupCoordinator
+from tests.simulation.groups import GroupCoordinator, Stored
 from tests.simulation.log import Log, Transaction
 from tests.simulation.monitor import Monitor
 from tests.simulation.network import Network
@@ -46,11 +46,11 @@ class Broker:
         """Outside of any transaction."""
         return self.log(output.topic, partition).append(output, None)
 
-    def commit_offset(self, member_id: str, generation: int, partition: int, offset: int) -> None:
-        self.group.commit(member_id, generation, partition, offset)
+    def commit_offset(self, member_id: str, generation: int, partition: int, stored: Stored) -> None:
+        self.group.commit(member_id, generation, partition, stored)
         if self.group.owns(member_id, partition):
             self.monitor.proved(member_id.rpartition("-")[0], partition)
-        self.monitor.offset_committed(partition, offset, self.log(Topic.TOKENS, partition).start)
+        self.monitor.offset_committed(partition, stored, self.log(Topic.TOKENS, partition).start)
 
     def _committed(self, transaction: Transaction) -> None:
         if not transaction.transactional_id.startswith("foreign."):

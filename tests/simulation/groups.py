@@ -23,6 +23,13 @@ class IllegalGenerationError(BrokerError):
     """The group has moved on."""
 
 
+class Stored(NamedTuple):
+    """The group's offset of a partition, and what was said with it of how far the ledger had come."""
+
+    offset: int | None = None
+    recorded: int | None = None
+
+
 class Assignment(NamedTuple):
     """What a member is given in a generation."""
 
@@ -41,7 +48,7 @@ class GroupCoordinator:
 
     def __init__(self, partitions: int) -> None:
         self.generation = 0
-        self.offsets: dict[int, int] = {}
+        self.offsets: dict[int, Stored] = {}
         self._partitions = partitions
         self._members: dict[str, _Member] = {}
         self._assigned: dict[str, list[int]] = {}
@@ -79,7 +86,7 @@ class GroupCoordinator:
             member.joining.cancel()
         self._rebalance()
 
-    def commit(self, member_id: str, generation: int, partition: int, offset: int) -> None:
+    def commit(self, member_id: str, generation: int, partition: int, stored: Stored) -> None:
         """Any member of the current generation may commit any partition, as with Kafka.
 
         :raises BrokerError: unknown, or of an old generation.
@@ -87,7 +94,7 @@ class GroupCoordinator:
         self._member(member_id)
         if generation != self.generation:
             raise IllegalGenerationError(f"the group is at generation {self.generation}, not {generation}")
-        self.offsets[partition] = offset
+        self.offsets[partition] = stored
 
     def owns(self, member_id: str, partition: int) -> bool:
         """Whether the partition is that member's in the current generation."""

@@ -17,7 +17,7 @@ from freezepoint.transport.splitting import split_record
 from freezepoint_schemas.topics import Topic, partition_for
 from tests.simulation.broker import Broker
 from tests.simulation.clock import Process
-from tests.simulation.groups import SESSION_S
+from tests.simulation.groups import SESSION_S, Stored
 from tests.simulation.log import Log
 from tests.simulation.membership import Delivery, Membership
 from tests.simulation.network import TIMEOUT_S as REQUEST_S
@@ -233,6 +233,7 @@ class SimLease:
     log_start: int
     log_end: int
     committed: int | None
+    recorded: int | None
     ledger: Sequence[InputRecord]
     _generation: int
     _publisher: Publisher
@@ -270,10 +271,10 @@ class SimLease:
         self._generation = generation
         self._delivery = self._membership.deliver(self.partition, offset)
 
-    async def commit_hint(self, offset: int) -> None:
+    async def commit_hint(self, offset: int, recorded: int) -> None:
         if self._membership.is_delivered(self._delivery) and not self._publisher.ended:
             try:
-                await self._membership.commit(self.partition, offset)
+                await self._membership.commit(self.partition, Stored(offset, recorded))
             except FreezepointError:
                 return
 
@@ -329,7 +330,7 @@ class SimMember:
             tokens = self._broker.log(Topic.TOKENS, partition)
             log_start = await self._ask(f"start of {partition}", lambda: tokens.start)
             log_end = await self._ask(f"end of {partition}", lambda: tokens.stable)
-            committed = await self.prove(partition, epoch, log_start)
+            stored = await self.prove(partition, epoch, log_start)
             ledger = await self._ledger(partition)
             self.membership.require(partition, epoch)
         except BaseException:
@@ -340,7 +341,8 @@ class SimMember:
             self._broker.partitions,
             log_start,
             log_end,
-            committed,
+            stored.offset,
+            stored.recorded,
             ledger,
             generation,
             publisher,
@@ -349,13 +351,15 @@ class SimMember:
             self._process,
         )
 
-    async def prove(self, partition: int, epoch: int, log_start: int) -> int | None:
+    async def prove(self, partition: int, epoch: int, log_start: int) -> Stored:
         """The group takes a commit from us, and the assignment is the same after its answer."""
         offsets = self._broker.group.offsets
-        committed = await self._ask(f"committed of {partition}", lambda: (offsets.get(partition),))
-        await self.membership.commit(partition, log_start if committed[0] is None else committed[0])
+        stored = await self._ask(f"committed of {partition}", lambda: offsets.get(partition, Stored()))
+        await self.membership.commit(
+            partition, Stored(log_start, stored.recorded) if stored.offset is None else stored
+        )
         self.membership.require(partition, epoch)
-        return committed[0]
+        return stored
 
     async def _ledger(self, partition: int) -> list[InputRecord]:
         """The latest record of each key, read in steps: the log may be compacted in between."""

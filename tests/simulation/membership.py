@@ -12,7 +12,7 @@ from freezepoint.errors import BrokerError, BrokerUnavailableError, OwnershipLos
 from freezepoint_schemas.topics import Topic
 from tests.simulation.broker import Broker
 from tests.simulation.clock import Process
-from tests.simulation.groups import IllegalGenerationError, UnknownMemberError
+from tests.simulation.groups import IllegalGenerationError, Stored, UnknownMemberError
 from tests.simulation.log import Log
 from tests.simulation.network import TIMEOUT_S
 
@@ -108,7 +108,7 @@ class Membership:
         if generation != self.generation or partition not in self.assigned:
             raise OwnershipLostError(f"the assignment that gave partition {partition} has passed")
 
-    async def commit(self, partition: int, offset: int) -> None:
+    async def commit(self, partition: int, stored: Stored) -> None:
         """As whatever generation this client is in by then: a refused commit may be repeated after a rejoin.
 
         :raises OwnershipLostError: refused.
@@ -117,7 +117,7 @@ class Membership:
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     try:
-                        await self._commit_once(partition, offset)
+                        await self._commit_once(partition, stored)
                     except (UnknownMemberError, IllegalGenerationError) as error:
                         if self._rng.random() < 0.3:
                             raise OwnershipLostError("the group has moved on") from error
@@ -127,12 +127,12 @@ class Membership:
         except TimeoutError:
             raise BrokerUnavailableError("no answer to a commit in time") from None
 
-    async def _commit_once(self, partition: int, offset: int) -> None:
+    async def _commit_once(self, partition: int, stored: Stored) -> None:
         broker, member_id, generation = self._broker, self.member_id, self._group_generation
         await broker.network.request(
             self._process,
-            f"commit {partition}@{offset} of generation {generation}",
-            lambda: broker.commit_offset(member_id, generation, partition, offset),
+            f"commit {partition}@{stored.offset} of generation {generation}",
+            lambda: broker.commit_offset(member_id, generation, partition, stored),
         )
 
     async def _rejoined(self) -> None:

@@ -14,6 +14,7 @@ from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, Carried, Ledger
 from freezepoint_schemas.parts import PartAssembler, PartHeader
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic
+from tests.simulation.groups import Stored
 from tests.simulation.log import Transaction
 
 VALUE_BYTES_MAX = 1 << 24
@@ -165,11 +166,18 @@ class Monitor:
             self.violated(f"partition {partition} went back to {progress.applied_offset} as the last applied")
         before.append(Progress(progress, self.commits))
 
-    def offset_committed(self, partition: int, offset: int, log_start: int) -> None:
-        """The group's offset is a hint, and may never be beyond what a replay needs."""
-        if offset > max(self.watermark(partition), log_start):
+    def offset_committed(self, partition: int, stored: Stored, log_start: int) -> None:
+        """The group's offset is a hint, and may never be beyond what a replay needs; nor may what is said with it of the
+        ledger be beyond what that says itself."""
+        if stored.offset is None or stored.offset > max(self.watermark(partition), log_start):
             self.violated(
-                f"the group's offset of partition {partition} went to {offset}, beyond {self.watermark(partition)}"
+                f"the group's offset of partition {partition} went to {stored.offset}, beyond {self.watermark(partition)}"
+            )
+        before = self.progress[partition]
+        applied = before[-1].record.applied_offset + 1 if before else -1
+        if stored.recorded is not None and stored.recorded > applied:
+            self.violated(
+                f"the group was told that the ledger of partition {partition} had come to {stored.recorded}, not to {applied}"
             )
 
     def started(self, lease: Lease, offset: int) -> None:

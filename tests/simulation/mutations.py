@@ -28,6 +28,7 @@ from freezepoint.transport.kafka.decisions import Decision
 from freezepoint_schemas.ledger import PROGRESS_KEY
 from freezepoint_schemas.topics import Topic
 from tests.simulation.clock import PROCESS
+from tests.simulation.groups import Stored
 from tests.simulation.leasing import Publisher, SimLease, SimMember
 from tests.simulation.log import Log
 
@@ -169,8 +170,8 @@ def keep_an_abort_to_oneself(mend: Any) -> Any:
 
 @_mutation(SimMember, "prove")
 def skip_the_ownership_proof(_: Any) -> Any:
-    async def prove(self: SimMember, partition: int, epoch: int, log_start: int) -> int | None:
-        return self._broker.group.offsets.get(partition)
+    async def prove(self: SimMember, partition: int, epoch: int, log_start: int) -> Stored:
+        return self._broker.group.offsets.get(partition, Stored())
 
     return prove
 
@@ -229,7 +230,17 @@ def let_the_watermark_pass_open_rollouts(_: Any) -> Any:
 
 @_mutation(freezepoint.runner, "_Taken")
 def hint_beyond_the_watermark(taken: Any) -> Any:
-    return lambda next_offset, _watermark: taken(next_offset, next_offset)
+    return lambda next_offset, _watermark, applied: taken(next_offset, next_offset, applied)
+
+
+@_mutation(PartitionRunner, "_hint")
+def tell_the_group_what_the_ledger_does_not_know_yet(hint: Any) -> Any:
+    async def early(self: PartitionRunner) -> None:
+        if self._landed is not None:
+            self._landed = replace(self._landed, applied=self.core.applied_offset + 1)
+        await hint(self)
+
+    return early
 
 
 @_mutation(freezepoint.session, "restore")

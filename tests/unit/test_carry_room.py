@@ -29,6 +29,7 @@ class Committed:
     """A lease whose transactions all land: the bytes of each, and what counted as waiting while it was in flight."""
 
     partition = 0
+    committed = recorded = None
 
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
@@ -44,7 +45,7 @@ class Committed:
         await asyncio.sleep(0)
         self.waiting_bytes.append(self.pending_bytes)
 
-    async def commit_hint(self, offset: int) -> None:
+    async def commit_hint(self, offset: int, recorded: int) -> None:
         return None
 
     async def caught_up(self) -> bool:

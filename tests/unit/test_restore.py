@@ -26,6 +26,7 @@ class Leased:
     log_start: int = 0
     log_end: int = 20
     committed: int | None = None
+    recorded: int | None = None
     partition: int = 0
     partition_count: int = 1
     stamps: dict[int, int] = field(default_factory=lambda: {APPLIED: STAMP})
@@ -66,6 +67,9 @@ async def restored(lease: Leased, topic_id: str | None = None) -> int:
         (Leased(committed=2, log_start=2), 2),
         (Leased(committed=2, log_start=4), 4),
         (Leased(committed=20), 20),
+        (Leased(committed=2, recorded=2, log_start=2), 2),
+        (Leased(committed=2, recorded=9, log_start=9), 9),
+        (Leased(progress(), committed=0, recorded=10), 5),
         (Leased(progress()), 5),
         (Leased(progress(), committed=7), 7),
         (Leased(progress(), log_start=12), 12),
@@ -77,6 +81,9 @@ async def restored(lease: Leased, topic_id: str | None = None) -> int:
         "proved",
         "proved and cut",
         "all done",
+        "nothing recorded yet",
+        "expired with its ledger",
+        "recorded",
         "ledger",
         "both",
         "cut",
@@ -97,6 +104,10 @@ async def test_reading_starts_at_the_latest_of_what_is_known(lease: Leased, star
         (Leased(progress(), stamps={APPLIED: STAMP + 1}), "was recreated"),
         (Leased(progress(), stamps={}, expired_since=APPLIED), "was recreated"),
         (Leased(committed=7), "has lost what it knew"),
+        (Leased(committed=0, recorded=1), "has lost what it knew.*come to offset 1 of 20"),
+        (Leased(committed=3, recorded=9, log_start=3), "has lost what it knew.*come to offset 9 of 20"),
+        (Leased(committed=20, recorded=20), "has lost what it knew"),
+        (Leased(committed=0, recorded=21), "had come to 21: the topic was recreated"),
         (Leased([InputRecord(0, 0, 0, PROGRESS_KEY, b'{"schema_version": 2}')]), "cannot read"),
     ],
     ids=[
@@ -107,6 +118,10 @@ async def test_reading_starts_at_the_latest_of_what_is_known(lease: Leased, star
         "other record",
         "no record",
         "no ledger",
+        "no ledger, open from the start on",
+        "no ledger, open from where the log was cut",
+        "no ledger, all done",
+        "no ledger, and a short log",
         "newer",
     ],
 )

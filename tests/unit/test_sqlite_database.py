@@ -68,6 +68,19 @@ def test_an_empty_file_counts_as_new(tmp_path: Path) -> None:
     open_database(path, SETTINGS).close()
 
 
+def test_a_file_of_the_first_releases_gets_what_it_lacks_and_they_read_on_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "f.db"
+    open_database(path, SETTINGS).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE committed DROP COLUMN recorded")
+        connection.execute("INSERT INTO committed VALUES (1, 0, 5)")
+        connection.commit()
+    for _ in range(2):
+        with closing(open_database(path, SETTINGS)) as connection:
+            assert connection.execute("SELECT * FROM committed").fetchall() == [(1, 0, 5, None)]
+            assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+
+
 def other_program(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")

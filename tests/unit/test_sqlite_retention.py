@@ -46,7 +46,7 @@ def commit(connection: sqlite3.Connection, name: str, offset: int) -> None:
     number = group.find_group(connection, name, topic)
     group.beat(connection, number, name)
     claim = ownership.Claim(number, name, group.standing(connection, number, name).generation, 0)
-    ownership.commit(connection, ownership.take(connection, NAMES, claim), number, offset)
+    ownership.commit(connection, ownership.take(connection, NAMES, claim), number, offset, offset)
 
 
 def expire(connection: sqlite3.Connection, now_ms: int = LONG_MS) -> None:

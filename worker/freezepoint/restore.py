@@ -38,16 +38,13 @@ async def restore(
         refuse_foreign(progress, where, topic_name, lease.partition_count, settings.group, topic_id)
         if not await _same_log(lease, progress):
             raise recreated(where, f"offset {progress.applied_offset} differs")
-    elif lease.committed is not None and lease.log_start < lease.committed < lease.log_end:
-        raise ConfigurationError(
-            f"the ledger of {topic_name}[{lease.partition}] has lost what it knew: it tells no progress, and the group had come to "
-            f"offset {lease.committed} of {lease.log_end}. Results published from there on would be published again. Use a new "
-            "topic prefix; or, to have everything published anew that is in the topic, delete the consumer group's offsets"
-        )
+    else:
+        _refuse_lost(lease, topic_name)
     start = max(progress.watermark if progress else 0, lease.committed or 0, lease.log_start)
-    if start > lease.log_end:
+    come_to = max(start, lease.recorded or 0)
+    if come_to > lease.log_end:
         raise ConfigurationError(
-            f"{topic_name}[{lease.partition}] ends at offset {lease.log_end}, but work had come to {start}: the topic was "
+            f"{topic_name}[{lease.partition}] ends at offset {lease.log_end}, but work had come to {come_to}: the topic was "
             "recreated. Delete the ledger topic and the consumer group's offsets too, or use a new topic prefix"
         )
     core = PartitionCore(
@@ -75,6 +72,26 @@ async def restore(
     _restore_carried(core, chunks)
     core.expire(lease.log_start)
     return core
+
+
+def _refuse_lost(lease: PartitionFacts, topic_name: str) -> None:
+    """For a ledger that tells no progress: nothing may show that one has.
+
+    A ledger that has expired, on a partition where nothing came for long, is none that was lost: no record is left that it
+    speaks of. The offset alone tells nothing at either end of the log: an owner proves itself by committing the log's start, and
+    at the end there is nothing to read again.
+
+    :raises ConfigurationError: it had told some, of records that are still there.
+    """
+    come_to = lease.recorded
+    if come_to is None and lease.committed is not None and lease.committed < lease.log_end:
+        come_to = lease.committed
+    if come_to is not None and lease.log_start < come_to <= lease.log_end:
+        raise ConfigurationError(
+            f"the ledger of {topic_name}[{lease.partition}] has lost what it knew: it tells no progress, and the group had come to "
+            f"offset {come_to} of {lease.log_end}. What was published would be published again. Use a new "
+            "topic prefix; or, to have everything published anew that is in the topic, delete the consumer group's offsets"
+        )
 
 
 def _restore_carried(core: PartitionCore, chunks: Mapping[bytes, bytes]) -> None:

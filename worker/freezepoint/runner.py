@@ -42,13 +42,20 @@ FINISH_S = 5.0
 HINT_INTERVAL_S = 1.0
 """How often the group's offset is committed at most."""
 
+MARK_INTERVAL_S = 30.0
+"""The same where only what stands beside it has changed: that is compared with what retention has removed."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Where the fold stood when a transaction's ledger records were taken; reading goes on while it is in flight."""
+    """Where the fold stood when a transaction's ledger records were taken; reading goes on while it is in flight.
+
+    ``applied``: below it every record was folded in, by whichever owner; while a replay goes on, ``next_offset`` is behind it.
+    """
 
     next_offset: int
     watermark: int
+    applied: int
 
 
 class PartitionRunner:
@@ -98,7 +105,8 @@ class PartitionRunner:
         self._recorded_clock = core.clock.now
         self._recorded_offset = core.next_offset
         self._recorded_at = _now()
-        self._hinted = -1
+        self._landed = self._taken() if core.applied_offset >= 0 else None  # the ledger says so
+        self._hinted = (lease.committed, lease.recorded)
         self._hinted_at = 0.0
         self.task = asyncio.create_task(self._run(), name=f"partition-{lease.partition}")
 
@@ -240,6 +248,7 @@ class PartitionRunner:
         if self._backlog and not self._stopping:
             await self._drain()
         await self._tick()
+        await self._hint()
         batch = self._outbox.take_ready()
         if batch or self.core.dirty or self._progress_due() or self._carry_due:
             await self._publish(batch)
@@ -317,7 +326,7 @@ class PartitionRunner:
         decided = self.core.take(
             item if isinstance(item, DeadLetter) else (item[0], item[1].verdict) for item in batch
         )
-        taken = _Taken(self.core.next_offset, self.core.watermark())
+        taken = self._taken()
         self._publishing = True
         try:
             await self.lease.publish([*records, *decided])
@@ -364,7 +373,7 @@ class PartitionRunner:
         if generation is None:
             return
         records = self.core.take([])
-        taken = _Taken(self.core.next_offset, self.core.watermark())
+        taken = self._taken()
         self._publishing = True
         try:
             await self.lease.renew(generation, taken.next_offset, records)
@@ -375,15 +384,27 @@ class PartitionRunner:
         await self._recorded(taken)
         self._wake.set()
 
+    def _taken(self) -> _Taken:
+        return _Taken(self.core.next_offset, self.core.watermark(), self.core.applied_offset + 1)
+
     async def _recorded(self, taken: _Taken) -> None:
-        """A transaction landed: the group's offset may follow, now and then; it is only a hint."""
+        """A transaction landed."""
         self._recorded_offset = taken.next_offset
         self._recorded_clock = self.core.clock.now
+        self._recorded_at = _now()
+        self._landed = taken
+        await self._hint()
+
+    async def _hint(self) -> None:
+        """The group's offset follows what has landed, now and then; it is only a hint."""
+        landed, (committed, recorded) = self._landed, self._hinted
+        if landed is None or (landed.watermark, landed.applied) == (committed, recorded):
+            return
         now = _now()
-        self._recorded_at = now
-        if taken.watermark != self._hinted and (self._stopping or now - self._hinted_at >= HINT_INTERVAL_S):
-            self._hinted, self._hinted_at = taken.watermark, now
-            await self.lease.commit_hint(taken.watermark)
+        moved = landed.watermark != committed or recorded is None
+        if self._stopping or now - self._hinted_at >= (HINT_INTERVAL_S if moved else MARK_INTERVAL_S):
+            self._hinted, self._hinted_at = (landed.watermark, landed.applied), now
+            await self.lease.commit_hint(landed.watermark, landed.applied)
 
     def _count(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         counts = self._figures.counts

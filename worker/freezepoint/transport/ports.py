@@ -80,6 +80,12 @@ class PartitionFacts(Protocol):
         ...
 
     @property
+    def recorded(self) -> int | None:
+        """What that commit says of the ledger: it had recorded by then that every record below this offset was applied. None
+        where it says nothing, as those by hand or of older releases."""
+        ...
+
+    @property
     def ledger(self) -> Sequence[InputRecord]:
         """The ledger partition read to its end, the latest record of each key."""
         ...
@@ -130,8 +136,12 @@ class Lease(PartitionFacts, Protocol):
         """
         ...
 
-    async def commit_hint(self, offset: int) -> None:
-        """Commit the group's offset. Best effort: losing it costs replay, never a result."""
+    async def commit_hint(self, offset: int, recorded: int) -> None:
+        """Commit the group's offset. Best effort: losing it costs replay, never a result.
+
+        :param recorded: up to where the ledger has recorded that records were applied, in a transaction that has landed:
+            for whoever comes next and finds a ledger that knows of nothing.
+        """
         ...
 
     async def caught_up(self) -> bool:
@@ -397,6 +407,14 @@ class Transport(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """For both, see ``committed`` and ``recorded`` of ``PartitionFacts``."""
+
+    committed: int
+    recorded: int | None = None
+
+
 class Broker(Transport, Protocol):
     """A transport that can also be looked at by people who operate it."""
 
@@ -404,6 +422,13 @@ class Broker(Transport, Protocol):
         """What a worker of this group needs of the broker itself, topics and ledger aside. Writes no record.
 
         Does not raise for what it finds: that the broker cannot be reached is its only check then.
+        """
+        ...
+
+    async def offsets(self, group: str) -> Mapping[int, GroupOffset]:
+        """What the group has committed of the tokens topic, by partition.
+
+        :raises ConfigurationError: a right is missing.
         """
         ...
 

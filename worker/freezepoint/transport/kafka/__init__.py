@@ -12,12 +12,12 @@ from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.admin import KafkaTopicAdmin
 from freezepoint.transport.kafka.client import Clients
 from freezepoint.transport.kafka.cluster import Cluster
-from freezepoint.transport.kafka.examine import clock_ahead_s, examine
+from freezepoint.transport.kafka.examine import clock_ahead_s, examine, offsets
 from freezepoint.transport.kafka.member import KafkaMember
 from freezepoint.transport.kafka.producer import KafkaProducer
 from freezepoint.transport.kafka.reader import KafkaReader
 from freezepoint.transport.kafka.subscription import KafkaSubscription
-from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, StartAt
+from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, GroupOffset, StartAt
 from freezepoint_schemas.topics import Topic, TopicNames
 
 __all__ = ["KafkaTransport"]
@@ -74,6 +74,9 @@ class KafkaTransport:
 
     async def examine(self, group: str) -> Examined:
         return await examine(self._cluster, group)
+
+    async def offsets(self, group: str) -> dict[int, GroupOffset]:
+        return await offsets(self._cluster, group)
 
     async def clock_ahead_s(self) -> tuple[float, float]:
         return await clock_ahead_s(self._cluster)

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from aiokafka import errors as kafka
+from aiokafka.structs import TopicPartition
 
 from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
 from freezepoint.settings import KafkaSettings, is_loopback
 from freezepoint.transport.kafka.cluster import Cluster, broker_versions
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translated
+from freezepoint.transport.kafka.marks import recorded_in
 from freezepoint.transport.kafka.versions import OPERATING, missing, refusal, release
 from freezepoint.transport.kafka.wire import GroupRights, TopicRights
-from freezepoint.transport.ports import Check, Examined
+from freezepoint.transport.ports import Check, Examined, GroupOffset
 from freezepoint_schemas.topics import Topic
 
 CONNECTION: Final = "connection"
@@ -188,6 +190,22 @@ async def _coordinator(cluster: Cluster, admin: Any, group: str) -> int:
                 return int(await admin.find_coordinator(group))
             except kafka.GroupCoordinatorNotAvailableError:
                 await asyncio.sleep(RETRY_S)
+
+
+async def offsets(cluster: Cluster, group: str) -> dict[int, GroupOffset]:
+    """See the ``Broker`` port."""
+    name = cluster.names[Topic.TOKENS]
+    sources = [TopicPartition(name, partition) for partition in range(await cluster.partitions(Topic.TOKENS))]
+    admin = await cluster.admin()
+    with translated(f"reading the offsets of group {group}"):
+        coordinator = await _coordinator(cluster, admin, group)
+        async with asyncio.timeout(cluster.clients.timeout_s):
+            found = await admin.list_consumer_group_offsets(group, coordinator, sources)
+    return {
+        source.partition: GroupOffset(int(held.offset), recorded_in(held.metadata))
+        for source, held in found.items()
+        if held.offset >= 0
+    }
 
 
 async def clock_ahead_s(cluster: Cluster) -> tuple[float, float]:

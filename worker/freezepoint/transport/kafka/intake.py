@@ -274,9 +274,9 @@ class Intake:
             self.pause(delivery)
             del self._deliveries[delivery.partition]
 
-    async def commit(self, offsets: Mapping[int, int]) -> None:
+    async def commit(self, offsets: Mapping[int, int], text: str = "") -> None:
         """Commit offsets by partition as the client's current generation, whichever that is by the time the broker
-        answers.
+        answers; the coordinator keeps the text beside them.
 
         :raises OwnershipLostError: the group does not count us as the owner.
         """
@@ -285,7 +285,10 @@ class Intake:
         try:
             async with asyncio.timeout(self._clients.timeout_s):
                 await self._consumer.commit(
-                    {TopicPartition(self._topic, partition): offset for partition, offset in offsets.items()}
+                    {
+                        TopicPartition(self._topic, partition): (offset, text)
+                        for partition, offset in offsets.items()
+                    }
                 )
         except (kafka.CommitFailedError, kafka.IllegalStateError) as error:
             raise OwnershipLostError(f"the group has moved on while {doing}") from error
@@ -293,13 +296,18 @@ class Intake:
             raise translate(error, doing) from error
 
     async def committed(self, partition: int) -> int | None:
+        return (await self.stored(partition))[0]
+
+    async def stored(self, partition: int) -> tuple[int | None, str]:
+        """The group's offset, and the text that was committed with it."""
         source = TopicPartition(self._topic, partition)
         with translated(
             f"reading the committed offset of {self._topic}[{partition}] for group {self._group}"
         ):
             async with asyncio.timeout(self._clients.timeout_s):
-                offset = await self._consumer.committed(source)
-        return None if offset is None else int(offset)
+                coordinator = self._consumer._coordinator  # noqa: SLF001 - the client's own `committed` drops the text
+                found = (await coordinator.fetch_committed_offsets([source])).get(source)
+        return (None, "") if found is None else (int(found.offset), found.metadata or "")
 
     async def caught_up(self, delivery: Delivery) -> bool:
         """Whether everything committed now was handed out. The end is the last stable offset: behind a transaction that

@@ -11,6 +11,7 @@ from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.errors import FreezepointError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.intake import Delivery, Intake
+from freezepoint.transport.kafka.marks import mark
 from freezepoint.transport.kafka.publisher import Publisher
 from freezepoint.transport.kafka.scan import record_at
 from freezepoint_schemas.topics import Topic
@@ -26,6 +27,7 @@ class Acquired:
     log_start: int
     log_end: int
     committed: int | None
+    recorded: int | None
     ledger: Sequence[InputRecord]
 
 
@@ -61,6 +63,10 @@ class KafkaLease:
         return self._acquired.committed
 
     @property
+    def recorded(self) -> int | None:
+        return self._acquired.recorded
+
+    @property
     def ledger(self) -> Sequence[InputRecord]:
         return self._acquired.ledger
 
@@ -93,11 +99,11 @@ class KafkaLease:
         self._generation = generation
         self._delivery = self._intake.deliver(self.partition, offset)
 
-    async def commit_hint(self, offset: int) -> None:
+    async def commit_hint(self, offset: int, recorded: int) -> None:
         """Only as the partition's owner, and whatever comes of it: the ledger holds what counts."""
         if self._intake.is_delivered(self._delivery) and not self._publisher.ended:
             try:
-                await self._intake.commit({self.partition: offset})
+                await self._intake.commit({self.partition: offset}, mark(recorded))
             except FreezepointError:
                 return
 

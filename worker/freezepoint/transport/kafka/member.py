@@ -13,6 +13,7 @@ from freezepoint.errors import ConfigurationError
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.kafka.intake import Intake
 from freezepoint.transport.kafka.lease import Acquired, KafkaLease
+from freezepoint.transport.kafka.marks import recorded_in
 from freezepoint.transport.kafka.publisher import Publisher
 from freezepoint.transport.kafka.scan import scan
 from freezepoint.transport.ports import Poll
@@ -66,26 +67,30 @@ class KafkaMember:
             source = TopicPartition(self._topic, partition)
             log_start = (await self._cluster.starts([source]))[source]
             log_end = (await self._cluster.ends([source]))[source]
-            committed = await self._prove(partition, epoch, log_start)
+            committed, text = await self._prove(partition, epoch, log_start)
             ledger = await self._ledger(partition)
             self._intake.require(partition, epoch)
         except BaseException:
             publisher.discard()
             raise
-        acquired = Acquired(partition, generation, partition_count, log_start, log_end, committed, ledger)
+        acquired = Acquired(
+            partition, generation, partition_count, log_start, log_end, committed, recorded_in(text), ledger
+        )
         return KafkaLease(acquired, publisher, self._intake, self._cluster)
 
-    async def _prove(self, partition: int, epoch: int, log_start: int) -> int | None:
+    async def _prove(self, partition: int, epoch: int, log_start: int) -> tuple[int | None, str]:
         """Ownership: the group takes a commit from us, and the assignment is the same after the answer.
 
         A process that slept through its session may still believe in its assignment and fence the owner by its
         producer; it fails here, since the group has moved on. The epoch is looked at after the commit, because the
         client repeats a commit as whatever generation it has joined meanwhile.
+
+        It changes nothing: what stands beside the offset is committed again, since of the ledger nothing is known here yet.
         """
-        committed = await self._intake.committed(partition)
-        await self._intake.commit({partition: log_start if committed is None else committed})
+        committed, text = await self._intake.stored(partition)
+        await self._intake.commit({partition: log_start if committed is None else committed}, text)
         self._intake.require(partition, epoch)
-        return committed
+        return committed, text
 
     async def _partition_count(self) -> int:
         """:raises ConfigurationError: the ledger has not the partitions of the tokens topic."""

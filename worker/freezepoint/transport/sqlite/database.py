@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from freezepoint.errors import BrokerError, BrokerUnavailableError, ConfigurationError, StorageFullError
 from freezepoint.settings import SqliteSettings
-from freezepoint.transport.sqlite.layout import APPLICATION_ID, LAYOUT_VERSION, TABLES
+from freezepoint.transport.sqlite.layout import ADDED, APPLICATION_ID, LAYOUT_VERSION, TABLES
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
@@ -182,6 +182,8 @@ def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
         _configure(connection, path, settings)
         if new:
             _create_tables(connection, path)
+        elif _missing_columns(connection):
+            _add_columns(connection)
     except BaseException:
         connection.close()
         raise
@@ -226,6 +228,21 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={LAYOUT_VERSION}")
+
+
+def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """What a file lacks that an older release made."""
+    return [
+        (table, column, kind)
+        for table, column, kind in ADDED
+        if column not in {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+    ]
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    with writing(connection):
+        for table, column, kind in _missing_columns(connection):  # another process may have been first
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 @contextmanager

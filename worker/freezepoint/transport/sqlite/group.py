@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from freezepoint.transport.ports import GroupOffset
 from freezepoint.transport.sqlite.log import TopicRow
 
 
@@ -25,10 +26,9 @@ class Standing:
 def find_group(connection: sqlite3.Connection, name: str, topic: TopicRow) -> int:
     """The group's number; it is made when first asked for, and kept, so that its generations never start again."""
     connection.execute("INSERT OR IGNORE INTO consumer_group (name, topic) VALUES (?, ?)", (name, topic.id))
-    row = connection.execute(
-        "SELECT id FROM consumer_group WHERE name = ? AND topic = ?", (name, topic.id)
-    ).fetchone()
-    return int(row[0])
+    found = known_group(connection, name, topic)
+    assert found is not None
+    return found
 
 
 def beat(connection: sqlite3.Connection, group: int, member: str) -> dict[str, int]:
@@ -65,18 +65,31 @@ def standing(connection: sqlite3.Connection, group: int, member: str) -> Standin
     return Standing(row[0], frozenset(partition for (partition,) in rows.fetchall()))
 
 
-def stored(connection: sqlite3.Connection, group: int) -> dict[int, int]:
-    """The offsets where the group goes on, by partition."""
-    rows = connection.execute("SELECT partition, offset FROM committed WHERE consumer_group = ?", (group,))
-    return dict(rows.fetchall())
+def known_group(connection: sqlite3.Connection, name: str, topic: TopicRow) -> int | None:
+    """The group's number, if it was ever asked for."""
+    row = connection.execute(
+        "SELECT id FROM consumer_group WHERE name = ? AND topic = ?", (name, topic.id)
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
-def store(connection: sqlite3.Connection, group: int, partition: int, offset: int) -> None:
-    """Note where the group goes on."""
+def stored(connection: sqlite3.Connection, group: int) -> dict[int, GroupOffset]:
+    """Where the group goes on, by partition."""
+    rows = connection.execute(
+        "SELECT partition, offset, recorded FROM committed WHERE consumer_group = ?", (group,)
+    )
+    return {partition: GroupOffset(offset, recorded) for partition, offset, recorded in rows.fetchall()}
+
+
+def store(
+    connection: sqlite3.Connection, group: int, partition: int, offset: int, recorded: int | None = None
+) -> None:
+    """Note where the group goes on, and how far the ledger had come."""
     connection.execute(
-        "INSERT INTO committed (consumer_group, partition, offset) VALUES (?, ?, ?)"
-        " ON CONFLICT (consumer_group, partition) DO UPDATE SET offset = excluded.offset",
-        (group, partition, offset),
+        "INSERT INTO committed (consumer_group, partition, offset, recorded) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (consumer_group, partition)"
+        " DO UPDATE SET offset = excluded.offset, recorded = excluded.recorded",
+        (group, partition, offset, recorded),
     )
 
 

@@ -1,4 +1,5 @@
-"""The file's layout. A change of it raises ``LAYOUT_VERSION``; older programs then refuse the file."""
+"""The file's layout. A change of it raises ``LAYOUT_VERSION``; older programs then refuse the file. A column that they can
+do without changes nothing for them: it is added where it is missing (``ADDED``)."""
 
 from __future__ import annotations
 
@@ -80,7 +81,11 @@ TABLES = (
         consumer_group INTEGER NOT NULL,
         partition INTEGER NOT NULL,
         offset INTEGER NOT NULL,
+        recorded INTEGER,                   -- how far the ledger had come then, where an owner of the partition says so
         PRIMARY KEY (consumer_group, partition)
     ) WITHOUT ROWID
     """,
 )
+
+ADDED = (("committed", "recorded", "INTEGER"),)
+"""Table, column and type of what the first files of this layout lack."""

@@ -60,7 +60,11 @@ class SqliteLease:
 
     @property
     def committed(self) -> int | None:
-        return self._grant.committed
+        return None if self._grant.held is None else self._grant.held.committed
+
+    @property
+    def recorded(self) -> int | None:
+        return None if self._grant.held is None else self._grant.held.recorded
 
     @property
     def ledger(self) -> Sequence[InputRecord]:
@@ -125,10 +129,12 @@ class SqliteLease:
                 raise PublishError(f"partition {self.partition}: {error}") from error
             raise
 
-    async def commit_hint(self, offset: int) -> None:
+    async def commit_hint(self, offset: int, recorded: int) -> None:
         with contextlib.suppress(BrokerError):  # whatever comes of it: the ledger holds what counts
             await self._context.writer.run(
-                lambda connection: ownership.commit(connection, self._grant, self._claim.group, offset)
+                lambda connection: ownership.commit(
+                    connection, self._grant, self._claim.group, offset, recorded
+                )
             )
 
     async def caught_up(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import FencedError, OwnershipLostError
+from freezepoint.transport.ports import GroupOffset
 from freezepoint.transport.sqlite import log
 from freezepoint.transport.sqlite.group import standing, store, stored
 from freezepoint_schemas.topics import Topic, TopicNames
@@ -34,7 +35,7 @@ class Grant:
     epoch: int
     stream: log.Stream
     partition_count: int
-    committed: int | None
+    held: GroupOffset | None
 
 
 def take(connection: sqlite3.Connection, names: TopicNames, claim: Claim) -> Grant:
@@ -46,8 +47,8 @@ def take(connection: sqlite3.Connection, names: TopicNames, claim: Claim) -> Gra
     topic = log.require_topic(connection, names[Topic.TOKENS])
     stream = log.require_stream(connection, topic, claim.partition)
     connection.execute("UPDATE stream SET epoch = epoch + 1 WHERE id = ?", (stream.id,))
-    committed = stored(connection, claim.group).get(claim.partition)
-    return Grant(stream.epoch + 1, stream, topic.partitions, committed)
+    held = stored(connection, claim.group).get(claim.partition)
+    return Grant(stream.epoch + 1, stream, topic.partitions, held)
 
 
 def prove(connection: sqlite3.Connection, claim: Claim) -> None:
@@ -78,7 +79,7 @@ def publish(
     log.append(connection, names, records, now_ms)
 
 
-def commit(connection: sqlite3.Connection, grant: Grant, group: int, offset: int) -> None:
+def commit(connection: sqlite3.Connection, grant: Grant, group: int, offset: int, recorded: int) -> None:
     """Note the offset, unless a newer owner notes its own by now."""
     if is_owner(connection, grant):
-        store(connection, group, grant.stream.partition, offset)
+        store(connection, group, grant.stream.partition, offset, recorded)

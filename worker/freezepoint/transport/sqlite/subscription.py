@@ -68,7 +68,8 @@ class SqliteSubscription:
         if group.standing(connection, self._membership.group, self._membership.id) != standing:
             return None
         topic = log.require_topic(connection, self._topic)
-        stored = group.stored(connection, self._membership.group)
+        held = group.stored(connection, self._membership.group)
+        stored = {partition: offset.committed for partition, offset in held.items()}
         begun = _Begun({}, {})
         for partition in standing.assigned:
             stream = log.require_stream(connection, topic, partition)

@@ -11,7 +11,7 @@ from typing import Self
 
 from freezepoint.errors import BrokerError
 from freezepoint.settings import SqliteSettings
-from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, StartAt
+from freezepoint.transport.ports import FROM_THE_BEGINNING, Examined, Extent, GroupOffset, StartAt
 from freezepoint.transport.sqlite import group, log
 from freezepoint.transport.sqlite.admin import SqliteAdmin
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
@@ -110,6 +110,16 @@ class SqliteTransport:
 
     async def examine(self, group: str) -> Examined:
         return await examine(self._path, self._lookups, self.names, self._settings, group)
+
+    async def offsets(self, name: str) -> dict[int, GroupOffset]:
+        await self._before_reading()
+
+        def look(connection: sqlite3.Connection) -> dict[int, GroupOffset]:
+            topic = log.require_topic(connection, self.names[Topic.TOKENS])
+            known = group.known_group(connection, name, topic)
+            return {} if known is None else group.stored(connection, known)
+
+        return await self._lookups.run(look)
 
     async def clock_ahead_s(self) -> tuple[float, float]:
         """Append time is this machine's own."""
