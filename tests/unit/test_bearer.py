@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,57 @@ async def test_an_endpoint_is_left_alone_for_as_long_as_it_asks_for(
     assert len(endpoint.asked) == 1
     assert source._failed is not None
     assert source._failed[0] - time.monotonic() == pytest.approx(pause_s, abs=0.9)
+
+
+IMF = "%a, %d %b %Y %H:%M:%S GMT"
+
+
+@pytest.mark.parametrize(
+    ("form", "ahead_s", "pause_s"),
+    [
+        (IMF, 20, 20),
+        ("%A, %d-%b-%y %H:%M:%S GMT", 20, 20),
+        ("%a %b %e %H:%M:%S %Y", 20, 20),
+        (IMF, 7_200, 60),
+        (IMF, -7_200, 1),
+        ("%a, 99 %b %Y %H:%M:%S GMT", 20, 1),
+        ("%a, %d %b 0000 %H:%M:%S GMT", 20, 1),
+        (IMF + " and more" * 1_000, 20, 20),
+        ("in a while, %Y", 20, 1),
+    ],
+    ids=["IMF", "RFC 850", "asctime", "far", "past", "no such day", "no such year", "long", "garbage"],
+)
+async def test_a_date_tells_as_well_for_how_long(
+    endpoint: TokenEndpoint, monkeypatch: pytest.MonkeyPatch, form: str, ahead_s: int, pause_s: float
+) -> None:
+    """In the local time of any zone."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        told = time.strftime(form, time.gmtime(time.time() + ahead_s))
+        endpoint.answer, endpoint.headers = (503, {}), {"Retry-After": told}
+        source = credentials(endpoint.url)
+        with pytest.raises(BrokerUnavailableError, match="status 503"):
+            await source.bearer()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert source._failed is not None
+    assert source._failed[0] - time.monotonic() == pytest.approx(pause_s, abs=1.9)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "dated", "pause_s"), [(3_600, True, 20), (-3_600, True, 20), (0, False, 20)]
+)
+async def test_a_date_is_by_the_endpoints_clock_where_it_tells_that(
+    behind_s: int, dated: bool, pause_s: float
+) -> None:
+    now = time.time() - behind_s
+    headers = Message()
+    headers["Retry-After"] = time.strftime(IMF, time.gmtime(now + 20))
+    if dated:
+        headers["Date"] = time.strftime(IMF, time.gmtime(now))
+    assert oidc._retry_after_s(headers) == pytest.approx(pause_s, abs=1.1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import IO, Any, Final
 from urllib.error import HTTPError, URLError
@@ -44,6 +47,7 @@ PAUSE_S: Final = 1.0
 """An endpoint that failed is left alone for so long: the Kafka client connects twenty times a second."""
 RETRY_AFTER_S_MAX: Final = 60.0
 """And for as long as it asks for, at most this."""
+HTTP_DATE_LENGTH_MAX: Final = 64
 _TOO_MANY, _TIMED_OUT, _SERVER_ERRORS, _REFUSALS = 429, 408, 500, 400
 _SECONDS: Final = re.compile(r"\d{1,9}")
 _TUNNEL: Final = re.compile(r"Tunnel connection failed: (\d{3})")
@@ -66,6 +70,25 @@ class _Held:
     @property
     def lasts(self) -> bool:
         return time.monotonic() < self.expires_at
+
+
+def _retry_after_s(headers: Message) -> float:
+    """For how long the endpoint wants to be left alone (RFC 9110, 10.2.3): seconds, or a date by its own clock, if it tells that.
+    0 where it says nothing that can be read."""
+    asked = str(headers.get("Retry-After", "")).strip()
+    if _SECONDS.fullmatch(asked):
+        return float(asked)
+    until, now = _http_date(asked), _http_date(str(headers.get("Date", "")))
+    return 0.0 if until is None else until - (time.time() if now is None else now)
+
+
+def _http_date(text: str) -> float | None:
+    """Seconds since the epoch, of any of the three forms that there are (RFC 9110, 5.6.7)."""
+    try:
+        moment = parsedate_to_datetime(text[:HTTP_DATE_LENGTH_MAX])
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 class ClientCredentials:
@@ -132,7 +155,7 @@ class ClientCredentials:
                 return self._body(response)
         except HTTPError as error:
             with error:
-                raise self._refused(error.code, error, error.headers.get("Retry-After", "")) from None
+                raise self._refused(error.code, error, error.headers) from None
         except URLError as error:
             raise self._unreached(error.reason) from None
         except (OSError, http.client.HTTPException) as error:
@@ -165,11 +188,10 @@ class ClientCredentials:
             raise ConfigurationError(f"kafka.sasl_oauth_client_secret_file {path} is empty")
         return found
 
-    def _refused(self, status: int, answer: IO[bytes], retry_after: str) -> FreezepointError:
+    def _refused(self, status: int, answer: IO[bytes], headers: Message) -> FreezepointError:
         if status in (_TOO_MANY, _TIMED_OUT) or status >= _SERVER_ERRORS:
             busy = _BusyError(f"{self._where} answers with status {status}")
-            if _SECONDS.fullmatch(retry_after):
-                busy.pause_s = min(max(PAUSE_S, float(retry_after)), RETRY_AFTER_S_MAX)
+            busy.pause_s = min(max(PAUSE_S, _retry_after_s(headers)), RETRY_AFTER_S_MAX)
             return busy
         if status < _REFUSALS:
             return ConfigurationError(
