@@ -25,7 +25,8 @@ CRASH_LOOK_S = 0.005
 
 @dataclass(slots=True)
 class Faults:
-    """``lost``: ids by partition of which retention took records that were still needed."""
+    """``lost``: ids by partition of which retention took records that were still needed. ``gaps``: by partition, the first
+    offset behind records that it took, perhaps, before anybody had read them."""
 
     plan: Plan
     broker: Broker
@@ -34,6 +35,7 @@ class Faults:
     new_host: Callable[[], Host]
     rng: random.Random
     lost: dict[int, set[bytes | None]] = field(default_factory=dict)
+    gaps: dict[int, int] = field(default_factory=dict)
 
     async def run(self) -> None:
         now, running = 0.0, []
@@ -179,6 +181,9 @@ class Faults:
         log = self.broker.log(Topic.TOKENS, partition)
         start = self.rng.randint(log.start, log.stable)
         watermark = self.broker.monitor.watermark(partition)
+        progress = self.broker.monitor.progress[partition]
+        if progress and start > progress[-1].record.applied_offset + 1:
+            self.gaps.setdefault(partition, start)
         if start > watermark:
             needed = {record.key for record in log.read(max(watermark, log.start), start)}
             self.lost.setdefault(partition, set()).update(needed, self._doubtful(partition, start))

@@ -127,7 +127,7 @@ class World:
         await asyncio.gather(*(host.shut_down() for host in self._hosts if host.runs))
         if self.broker.transactions.open:
             await asyncio.sleep(2 * TIMEOUT_S)  # what a loss left open ends by its timeout
-        checker = Checker(self.plan, self.broker, self._faults.lost, self._trace.timeouts)
+        checker = Checker(self.plan, self.broker, self._faults.lost, self._faults.gaps, self._trace.timeouts)
         self.violations += [*self.broker.monitor.violations, *checker.check()]
         for host in (*self._hosts, *self._visitors):
             self.violations += host.leftovers()
