@@ -13,7 +13,7 @@ from tests.simulation.world import run_seed
 
 SEEDS = 200
 SEEDS_A_TEST = 20
-MUTANT_SEEDS_MAX = 150
+MUTANT_SEEDS_MAX = 250
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
