@@ -121,9 +121,9 @@ def test_bad_lines_stop_publishing_or_are_skipped(shell: Shell, events: Path) ->
     assert skipped.code == 2
     first, summary, withheld = skipped.err.splitlines()
     assert first == "error: bad.jsonl:1: no rollout_id"
-    assert re.fullmatch(r"published 4 records of 2 rollouts, .* 1 lines skipped", summary)
+    assert re.fullmatch(r"published 4 records of 2 rollouts, .* 1 line skipped", summary)
     assert withheld.startswith(
-        "2 rollouts got no complete event: a skipped line may have been a call of theirs."
+        "2 rollouts got no complete event: a skipped line may have been one of their calls."
     )
 
 
@@ -500,12 +500,14 @@ def test_config_is_a_file_that_can_be_named(shell: Shell) -> None:
     settings = tomllib.loads(printed.out.decode())
     assert settings["broker"] == "kafka://b:9092"
     assert settings["worker"]["group"] == 'g "1" ü'
+    assert b"\n# sasl_password = (set, hidden)\n" in printed.out
+    assert b"\n# sasl_oauth_client_secret =\n" in printed.out
     (shell.folder / "fp.toml").write_bytes(printed.out)
     again = shell.ok("config", environment={"FREEZEPOINT_CONFIG": "fp.toml"})
-    assert again.out == printed.out
+    assert again.out == printed.out.replace(b" (set, hidden)", b"")
     as_json = shell.ok("config", "--json", environment=secret)
     assert b"geheim" not in as_json.out
-    assert json.loads(as_json.out)["kafka"]["sasl_password"] == "*" * 10
+    assert json.loads(as_json.out)["kafka"]["sasl_password"] == "(set, hidden)"
 
 
 def test_the_delivery_per_request_is_accepted_wherever_one_is_named(shell: Shell) -> None:

@@ -168,7 +168,7 @@ def test_a_report_and_its_limits(worked: Shell) -> None:
     worked.ok("report", "--max-mask-fraction", "0.5", "--min-samples", "2")
     failed = worked("report", "--max-mask-fraction", "0.4")
     assert failed.code == 1
-    assert "1 of 2 results are masked (50.0%), more than 40.0%" in failed.err
+    assert "1 of 2 results is masked (50.0%), more than 40.0%" in failed.err
     assert orjson.loads(failed.out) == report
     few = worked("report", "--min-samples", "3")
     assert (few.code, few.err) == (1, "error: 2 results are fewer than the 3 that were asked for\n")

@@ -98,7 +98,7 @@ def test_a_healthy_set_up_is_all_ok(patient: Patient) -> None:
     checks = patient.examined("--probe-clock")
     assert wrong(checks) == {}
     messages = {check["message"] for check in checks.values()}
-    assert "1 partitions readable; 2 rollouts known, 1 of them open" in messages
+    assert "1 partition readable; 2 rollouts known, 1 of them open" in messages
     assert checks[f"lag on {patient.tokens}"]["message"] == "everything is applied"
     assert "differs from ours by" in checks["clock (measured)"]["message"]
     again = patient.examined()
@@ -110,7 +110,7 @@ def test_the_worker_passes_over_a_probe(patient: Patient) -> None:
     patient.examined("--probe-clock")
     patient.publish(entry("a", "c", [1], [2]), complete("a"))
     ran = patient("run", "--until-idle")
-    assert "2 records read, 1 results published (0 masked), 0 dead letters" in ran.err
+    assert "2 records read, 1 result published (0 masked), 0 dead letters" in ran.err
 
 
 def test_another_groups_ledger_fails_as_it_would_at_a_start(patient: Patient) -> None:
@@ -128,7 +128,7 @@ def test_records_that_nobody_applied_are_a_lag(patient: Patient) -> None:
     checks = patient.examined()
     assert wrong(checks) == {}
     message = checks[f"lag on {patient.tokens}"]["message"]
-    assert message.startswith("1 records in 1 partitions are not applied, the oldest is ")
+    assert message.startswith("1 record in 1 partition is not applied, the oldest is ")
 
 
 def test_short_retention_and_a_missing_spool_folder(patient: Patient) -> None:

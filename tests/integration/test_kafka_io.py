@@ -100,7 +100,7 @@ async def test_an_explicit_partition_that_does_not_exist_is_refused(
     kafka_bootstrap: str, unique_prefix: str
 ) -> None:
     async with transport(kafka_bootstrap, unique_prefix) as made:
-        with pytest.raises(ConfigurationError, match="has 1 partitions, and a record belongs on number 4"):
+        with pytest.raises(ConfigurationError, match="has 1 partition, and a record belongs on number 4"):
             await (await made.producer()).send([token("a", partition=4)])
 
 

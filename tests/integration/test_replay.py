@@ -239,7 +239,7 @@ async def test_misplaced_records_go_back_once_and_complete_their_rollout(site: S
     await publish_raw(transport, [misplaced(entry("r", *CALLS[1]))])
     site.work()
     dry = site("--dead-letters", "--dry-run")
-    assert dry.err == "1 dead letters would be put back, 0 stay\n"
+    assert dry.err == "1 dead letter would be put back, 0 stay\n"
     assert [(line["put_back"], line["why_not"]) for line in dry.lines] == [(False, "dry run")]
     assert len(await read_all(transport, Topic.TOKENS)) == 2
 
@@ -262,7 +262,7 @@ async def test_misplaced_records_go_back_once_and_complete_their_rollout(site: S
     assert back.headers == (("trace", b"1"), (headers.REPLAYED, line["origin"].encode()))
 
     second = site("--dead-letters")
-    assert second.err == "0 dead letters were put back, 1 stay\n"
+    assert second.err == "0 dead letters were put back, 1 stays\n"
     assert second.lines[0]["why_not"] == Why.ALREADY
     assert len(await read_all(transport, Topic.TOKENS)) == 3
     await publish(transport, [complete("r", n_calls=2)])
@@ -324,7 +324,7 @@ async def test_filters_choose_and_rekey_mends_a_missing_key(site: Site) -> None:
     rekeyed = Filters(reasons=frozenset({"invalid_key"}), rekey=True)
     assert await chosen(rekeyed) == [None, Why.NO_KEY]
     outcome = site("--dead-letters", "--rekey", "--reason", "invalid_key")
-    assert outcome.err == "1 dead letters were put back, 1 stay\n"
+    assert outcome.err == "1 dead letter was put back, 1 stays\n"
     assert set((await site.put_back(rekeyed)).values()) == {Why.ALREADY, Why.NO_KEY}
     await publish(transport, [complete("keyless", n_calls=1)])
     site.work()

@@ -16,6 +16,7 @@ from freezepoint.settings import Settings
 from freezepoint.simulate import Profile, Truth, differences, simulate
 from freezepoint.transport.connect import connect
 from freezepoint.transport.ports import Transport
+from freezepoint.wording import counted
 from freezepoint_schemas.results import Result
 from freezepoint_schemas.topics import Topic, topic_specs
 
@@ -123,7 +124,9 @@ async def _collect(
                     if on_result is not None:
                         on_result(read.result)
     except TimeoutError:
-        report.differences.append(f"{len(report.results)} of {expected} results after {deadline_s:g} seconds")
+        report.differences.append(
+            f"{len(report.results)} of {counted(expected, 'result')} after {deadline_s:g} seconds"
+        )
     finally:
         await reader.close()
 

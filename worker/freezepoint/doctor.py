@@ -22,6 +22,7 @@ from freezepoint.restore import restore
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
 from freezepoint.transport.ports import Broker, Check, Extent, TopicFinding, Verdict
+from freezepoint.wording import agreeing, counted
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.ledger import PROGRESS_KEY
@@ -222,7 +223,7 @@ async def _read_tokens(broker: Broker, seen: Mapping[int, _Seen], applied: Mappi
 def _decided(broker: Broker, cores: Mapping[int, PartitionCore]) -> Check:
     decided = [entry for core in cores.values() for entry in core.book.decided.values()]
     waiting = sum(entry.first_offset >= 0 for entry in decided)
-    message = f"{len(cores)} partitions readable; {len(decided)} rollouts known, {waiting} of them open"
+    message = f"{counted(len(cores), 'partition')} readable; {counted(len(decided), 'rollout')} known, {waiting} of them open"
     return Check(broker.names[Topic.LEDGER], "ok", message)
 
 
@@ -237,7 +238,10 @@ def _lag(broker: Broker, seen: Mapping[int, _Seen], cores: Mapping[int, Partitio
     if not behind:
         return Check(name, "ok", "everything is applied")
     age_s = max(0.0, time.time() - oldest_ms / 1000)
-    message = f"{unread} records in {len(behind)} partitions are not applied, the oldest is {age_s:.0f} s old"
+    message = (
+        f"{counted(unread, 'record')} in {counted(len(behind), 'partition')} {agreeing(unread, 'is', 'are')} not applied, the "
+        f"oldest is {age_s:.0f} s old"
+    )
     late = age_s > LAG_S_WARN
     return Check(name, "warn" if late else "ok", message, RUN if late else None)
 

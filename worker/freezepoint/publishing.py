@@ -14,6 +14,7 @@ from freezepoint.errors import InputError
 from freezepoint.lines import LineError, Source
 from freezepoint.simulate import Simulated, Truth
 from freezepoint.transport.ports import Producer
+from freezepoint.wording import counted
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.events import (
@@ -149,7 +150,7 @@ async def publish_files(
                 if on_bad is None:
                     await publisher.flush()
                     raise LineError(
-                        f"{error} (the {publisher.records} records before it are published)"
+                        f"{error} (the {counted(publisher.records, 'record before it is', 'records before it are')} published)"
                     ) from None
                 on_bad(error)
                 skipped += 1

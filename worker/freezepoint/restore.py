@@ -12,6 +12,7 @@ from freezepoint.core.rollout import LogLimits
 from freezepoint.errors import ConfigurationError
 from freezepoint.settings import WorkerSettings
 from freezepoint.transport.ports import PartitionFacts
+from freezepoint.wording import counted
 from freezepoint_schemas import codec
 from freezepoint_schemas.errors import DecodeError
 from freezepoint_schemas.ledger import CARRY_MARK, PROGRESS_KEY, ProgressRecord
@@ -154,7 +155,7 @@ def refuse_foreign(
         )
     if progress.partition_count != partition_count:
         raise ConfigurationError(
-            f"{topic_name} had {progress.partition_count} partitions and has {partition_count}: ids would move "
+            f"{topic_name} had {counted(progress.partition_count, 'partition')} and has {partition_count}: ids would move "
             "between partitions. Use a new topic prefix with the wanted count"
         )
     if topic_id is not None and progress.topic_id not in (None, topic_id):

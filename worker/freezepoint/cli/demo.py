@@ -23,6 +23,7 @@ from freezepoint.cli.common import (
 )
 from freezepoint.cli.progress import text_progress
 from freezepoint.demo import DemoReport, apart, demo_profiles, embedded, run_demo
+from freezepoint.wording import counted
 from freezepoint_schemas.results import Result
 
 PIPED_WIDTH = 120
@@ -59,7 +60,7 @@ def demo(
         def on_result(result: Result) -> None:
             results.append(result)
             if say is not None:
-                say(f"{len(results)} of {rollouts} results")
+                say(f"{len(results)} of {counted(rollouts, 'result')}")
 
         report = run_async(run_demo(settings, demo_profiles(rollouts, agents, seed), on_result=on_result))
     with to_stdout():
@@ -95,8 +96,8 @@ def _conclude(report: DemoReport, seconds: float) -> None:
     verdict = "as they should be" if not report.differences else "NOT as they should be"
     with to_stdout():
         Console().print(
-            f"{len(report.results)} rollouts, one result each: {len(report.results) - masked} to train on with "
-            f"{delivered} generated tokens, {masked} masked; all {verdict}, in {seconds:.1f} s",
+            f"{counted(len(report.results), 'rollout')}, one result each: {len(report.results) - masked} to train on with "
+            f"{counted(delivered, 'generated token')}, {masked} masked; all {verdict}, in {seconds:.1f} s",
             highlight=False,
             soft_wrap=True,
         )

@@ -12,6 +12,7 @@ from freezepoint.errors import InputError
 from freezepoint.publishing import events_for, publish_events
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
+from freezepoint.wording import counted
 from freezepoint_schemas.events import InputEvent
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Rollout ids.")]
@@ -101,7 +102,7 @@ def _json(option: str, text: str | None) -> Any:
 
 def _send(ids: list[str], name: str, fields: dict[str, Any], settings: Settings) -> None:
     sent = run_async(_publish(settings, events_for(ids, name, fields)))
-    note(f"published {sent} {name} {'event' if sent == 1 else 'events'}")
+    note(f"published {counted(sent, f'{name} event')}")
 
 
 async def _publish(settings: Settings, events: list[InputEvent]) -> int:

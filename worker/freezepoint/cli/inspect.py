@@ -40,6 +40,7 @@ from freezepoint.reader import BadResultError, ResultReader
 from freezepoint.reporting import Report
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
+from freezepoint.wording import agreeing, counted
 from freezepoint_schemas import codec
 from freezepoint_schemas.topics import Topic, is_rollout_id
 
@@ -137,13 +138,13 @@ def report(
     """Sum all committed results up as one JSON object: masked and why, tokens, staleness."""
     if delivery not in (None, *VIEWS):
         raise InputError(f"unknown delivery {delivery!r}; there are {', '.join(VIEWS)}")
-    counted = Report(delivery, policy_version)
+    totals = Report(delivery, policy_version)
     if file:
-        bad = _count_files(file, counted)
+        bad = _count_files(file, totals)
     else:
-        bad = run_async(_count_broker(load_settings(broker, topic_prefix), counted))
-    write_line(orjson.dumps(counted.summary(), option=orjson.OPT_INDENT_2))
-    failures = list(_failures(counted, max_mask_fraction, min_samples))
+        bad = run_async(_count_broker(load_settings(broker, topic_prefix), totals))
+    write_line(orjson.dumps(totals.summary(), option=orjson.OPT_INDENT_2))
+    failures = list(_failures(totals, max_mask_fraction, min_samples))
     for failure in failures:
         error_line(failure)
     if bad and file:
@@ -152,17 +153,17 @@ def report(
         raise typer.Exit(FAILED)
 
 
-def _failures(counted: Report, max_mask_fraction: float | None, min_samples: int) -> Iterator[str]:
-    if counted.results < min_samples:
-        yield f"{counted.results} results are fewer than the {min_samples} that were asked for"
-    if max_mask_fraction is not None and counted.masked_fraction > max_mask_fraction:
+def _failures(totals: Report, max_mask_fraction: float | None, min_samples: int) -> Iterator[str]:
+    if totals.results < min_samples:
+        yield f"{counted(totals.results, 'result is', 'results are')} fewer than the {min_samples} that were asked for"
+    if max_mask_fraction is not None and totals.masked_fraction > max_mask_fraction:
         yield (
-            f"{counted.masked} of {counted.results} results are masked ({counted.masked_fraction:.1%}), more than "
-            f"{max_mask_fraction:.1%}"
+            f"{totals.masked} of {counted(totals.results, 'result')} {agreeing(totals.masked, 'is', 'are')} masked "
+            f"({totals.masked_fraction:.1%}), more than {max_mask_fraction:.1%}"
         )
 
 
-def _count_files(names: list[str], counted: Report) -> int:
+def _count_files(names: list[str], totals: Report) -> int:
     """Returns how many lines were no results."""
     bad = 0
     require_files(names)
@@ -170,14 +171,14 @@ def _count_files(names: list[str], counted: Report) -> int:
         for source in files:
             for line in source.lines():
                 try:
-                    counted.add(codec.decode_result(line.raw))
+                    totals.add(codec.decode_result(line.raw))
                 except InputError as error:
                     bad += 1
                     error_line(f"{line.where}: {error}")
     return bad
 
 
-async def _count_broker(settings: Settings, counted: Report) -> int:
+async def _count_broker(settings: Settings, totals: Report) -> int:
     """Returns how many records were no results."""
     bad: list[Any] = []
 
@@ -188,9 +189,9 @@ async def _count_broker(settings: Settings, counted: Report) -> int:
     async with connect(settings, only_reading=True) as transport:
         reader = await transport.reader(Topic.TRAJECTORIES)
         try:
-            async with aclosing(ResultReader(reader, on_bad).results()) as found:
-                async for read in found:
-                    counted.add(read.result)
+            async with aclosing(ResultReader(reader, on_bad).results()) as results:
+                async for read in results:
+                    totals.add(read.result)
         finally:
             await reader.close()
     return len(bad)

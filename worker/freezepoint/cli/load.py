@@ -36,6 +36,7 @@ from freezepoint.settings import Settings
 from freezepoint.simulate import Profile, Truth, simulate
 from freezepoint.transport.connect import connect
 from freezepoint.transport.ports import Position, Producer, Transport
+from freezepoint.wording import agreeing, counted
 from freezepoint_schemas import codec
 
 _DEFAULT = Profile()
@@ -245,13 +246,14 @@ class _WhenNeeded:
 
 
 def _summary(published: Published, seconds: float) -> None:
-    skipped = f", {published.skipped} lines skipped" if published.skipped else ""
+    skipped = f", {counted(published.skipped, 'line')} skipped" if published.skipped else ""
     note(
-        f"published {published.records} records of {published.rollouts} rollouts, "
-        f"{published.bytes} bytes in {seconds:.1f} s{skipped}"
+        f"published {counted(published.records, 'record')} of {counted(published.rollouts, 'rollout')}, "
+        f"{counted(published.bytes, 'byte')} in {seconds:.1f} s{skipped}"
     )
     if published.withheld:
         note(
-            f"{published.withheld} rollouts got no complete event: a skipped line may have been a call of theirs. "
+            f"{counted(published.withheld, 'rollout')} got no complete event: a skipped line may have been one of "
+            f"{agreeing(published.withheld, 'its', 'their')} calls. "
             "Once you have looked: freezepoint complete ID…"
         )

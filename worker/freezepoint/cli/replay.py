@@ -27,6 +27,7 @@ from freezepoint.projections import Projection, line_of
 from freezepoint.replay import Filters, Selection, put_back, rebuild, results_elsewhere
 from freezepoint.settings import Settings
 from freezepoint.transport.connect import connect
+from freezepoint.wording import agreeing, counted
 from freezepoint_schemas.reasons import DeadLetterReason, Reason
 from freezepoint_schemas.topics import Topic, is_rollout_id
 
@@ -147,8 +148,9 @@ async def _rebuild(
     for name in sorted(missing):
         warning_line(f"rollout {name}: nothing of it is frozen in the topic")
     note(
-        f"{counts['masked'] + counts['delivered']} results rebuilt ({counts['masked']} masked, {counts['unproved']} of which the "
-        f"ledger does not speak), {counts['differ']} differ from what was published, {len(missing)} not found"
+        f"{counted(counts['masked'] + counts['delivered'], 'result')} rebuilt ({counts['masked']} masked, {counts['unproved']} of "
+        f"which the ledger does not speak), {counted(counts['differ'], 'differs', 'differ')} from what was published, "
+        f"{len(missing)} not found"
     )
     return not counts["differ"] and not missing
 
@@ -163,5 +165,6 @@ async def _put_back(settings: Settings, filters: Filters, *, dry_run: bool) -> N
             said = {"origin": fate.origin, "rollout_id": fate.rollout_id, "reason": fate.reason}
             why_not = "dry run" if dry_run and fate.why is None else fate.why
             write_line(orjson.dumps({**said, "put_back": why_not is None, "why_not": why_not}), flush=True)
-    would = "would be" if dry_run else "were"
-    note(f"{counts[True]} dead letters {would} put back, {counts[False]} stay")
+    were = agreeing(counts[True], "was", "were")
+    done = f"{counted(counts[True], 'dead letter')} {'would be' if dry_run else were} put back"
+    note(f"{done}, {counted(counts[False], 'stays', 'stay')}")

@@ -12,6 +12,7 @@ from freezepoint.app import run_worker
 from freezepoint.cli.common import Broker, TopicPrefix, load_settings, note, run_async
 from freezepoint.cli.progress import text_progress
 from freezepoint.telemetry import logs
+from freezepoint.wording import counted
 from freezepoint.worker import WorkerSummary
 
 
@@ -54,11 +55,11 @@ def run(
 
 
 def _short(summary: WorkerSummary) -> str:
-    return f"{summary.records} records, {summary.results} results"
+    return f"{counted(summary.records, 'record')}, {counted(summary.results, 'result')}"
 
 
 def _figures(summary: WorkerSummary) -> str:
     return (
-        f"{summary.records} records read, {summary.results} results published ({summary.masked} masked), "
-        f"{summary.dead_letters} dead letters, {summary.open_rollouts} rollouts open"
+        f"{counted(summary.records, 'record')} read, {counted(summary.results, 'result')} published ({summary.masked} masked), "
+        f"{counted(summary.dead_letters, 'dead letter')}, {counted(summary.open_rollouts, 'rollout')} open"
     )

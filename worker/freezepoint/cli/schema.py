@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from freezepoint.cli.common import note, write_line
+from freezepoint.wording import counted
 from freezepoint_schemas.generate import export as write_documents
 
 
@@ -31,4 +32,4 @@ def export(
     paths = write_documents(folder)
     for path in paths:
         write_line(str(path).encode("utf-8", "surrogateescape"))
-    note(f"{len(paths)} documents written to {folder}")
+    note(f"{counted(len(paths), 'document')} written to {folder}")

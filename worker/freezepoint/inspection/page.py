@@ -10,6 +10,7 @@ import orjson
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.inspection.explain import Explanation
 from freezepoint.inspection.standing import kept, said
+from freezepoint.wording import counted
 from freezepoint_schemas.results import Result, Trace
 
 TOKENS_MAX = 2_000_000
@@ -83,7 +84,7 @@ def _shown(item: dict[str, Any]) -> str:
         or orjson.dumps(item, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
     )
     if len(text) > TEXT_MAX:
-        return f"{text[:TEXT_MAX]}\n... {len(text) - TEXT_MAX} more characters"
+        return f"{text[:TEXT_MAX]}\n... {counted(len(text) - TEXT_MAX, 'more character')}"
     return text
 
 

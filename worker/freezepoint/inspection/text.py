@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from freezepoint.inspection.standing import kept, said
+from freezepoint.wording import counted
 
 SHOWN_MAX = 12
 """Of a longer list the first and last few stand for all."""
@@ -84,14 +85,14 @@ def _traces(facts: dict[str, Any]) -> Iterator[str]:
         yield from _listed(traces, calls)
     else:
         yield from _listed(traces[:half], calls)
-        yield f"... {len(traces) - 2 * half} more traces ..."
+        yield f"... {counted(len(traces) - 2 * half, 'more trace')} ..."
         yield from _listed(traces[-half:], calls)
 
 
 def _listed(traces: Sequence[dict[str, Any]], calls: dict[str, dict[str, Any]]) -> Iterator[str]:
     for trace in traces:
         yield (
-            f"{trace['role']}: {trace['tokens']} tokens, {trace['sampled_tokens']} sampled, "
+            f"{trace['role']}: {counted(trace['tokens'], 'token')}, {trace['sampled_tokens']} sampled, "
             f"weight {trace['weight']:g}"
         )
         yield from (f"  {line}" for line in _shortened([_span(span, calls) for span in trace["calls"]]))
@@ -111,7 +112,7 @@ def _aside(facts: dict[str, Any]) -> Iterator[str]:
     if aside:
         yield "set aside"
         lines = [
-            f"{call['call_id']}  {call['generated_tokens']} tokens  {call['set_aside']}: {call['why']}"
+            f"{call['call_id']}  {counted(call['generated_tokens'], 'token')}  {call['set_aside']}: {call['why']}"
             for call in aside
         ]
         yield from (f"  {line}" for line in _shortened(lines))
@@ -124,7 +125,7 @@ def _breaks(facts: dict[str, Any]) -> Iterator[str]:
     for found in breaks:
         named = ", its named parent" if found["named_parent"] else ""
         yield (
-            f"  {found['call_id']} shares {found['position']} tokens with {found['earlier_call_id']}{named}: "
+            f"  {found['call_id']} shares {counted(found['position'], 'token')} with {found['earlier_call_id']}{named}: "
             f"likely {found['likely']}"
         )
         yield f"    there {found['before']} then {found['earlier_ids']}, here {found['prompt_ids']}"

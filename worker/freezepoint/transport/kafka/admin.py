@@ -25,6 +25,7 @@ from freezepoint.transport.kafka.rules import (
 )
 from freezepoint.transport.kafka.wire import SetTopicConfigs
 from freezepoint.transport.ports import Retention, TopicFinding
+from freezepoint.wording import counted
 from freezepoint_schemas.topics import Topic, TopicSpec
 
 DEFAULT_REPLICATION = -1
@@ -129,7 +130,7 @@ class KafkaTopicAdmin:
             return "was created by somebody else just now"
         _raise(error, message[0] if message else None, f"creating topic {spec.name}")
         await self._until(lambda: self._exists(spec.name), f"creating topic {spec.name}")
-        return f"created with {spec.partitions} partitions"
+        return f"created with {counted(spec.partitions, 'partition')}"
 
     async def _set(self, name: str, values: Mapping[str, str]) -> None:
         admin = await self._cluster.admin()
@@ -174,7 +175,7 @@ def _warnings(spec: TopicSpec, observed: _Observed) -> list[TopicFinding]:
 
 
 def _fine(spec: TopicSpec) -> TopicFinding:
-    return TopicFinding(spec.name, True, f"{spec.partitions} partitions, configured as needed")
+    return TopicFinding(spec.name, True, f"{counted(spec.partitions, 'partition')}, configured as needed")
 
 
 def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
@@ -183,7 +184,7 @@ def _partition_finding(spec: TopicSpec, count: int) -> TopicFinding:
     return TopicFinding(
         spec.name,
         False,
-        f"has {count} partitions, not {spec.partitions}; a key's partition must never change: use --partitions "
+        f"has {counted(count, 'partition')}, not {spec.partitions}; a key's partition must never change: use --partitions "
         f"{count}, or a new topic prefix",
         spoils=spec.topic in (Topic.TOKENS, Topic.LEDGER),
     )
@@ -203,7 +204,7 @@ def _same_count(specs: Sequence[TopicSpec], observed: _Observed) -> list[TopicFi
         TopicFinding(
             name,
             False,
-            f"has {ledger} partitions and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
+            f"has {counted(ledger, 'partition')} and {names[Topic.TOKENS]} has {tokens}, they need the same: delete {name} if no "
             f"worker ever ran on it (kafka-topics.sh --delete --topic {name}), then {MEND} --partitions {tokens}",
             spoils=True,
         )

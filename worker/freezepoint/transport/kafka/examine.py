@@ -18,6 +18,7 @@ from freezepoint.transport.kafka.marks import recorded_in
 from freezepoint.transport.kafka.versions import OPERATING, missing, refusal, release
 from freezepoint.transport.kafka.wire import GroupRights, TopicRights
 from freezepoint.transport.ports import Check, Examined, GroupOffset
+from freezepoint.wording import counted
 from freezepoint_schemas.topics import Topic
 
 CONNECTION: Final = "connection"
@@ -63,7 +64,7 @@ def _connection(cluster: Cluster, admin: Any) -> Check:
     brokers = admin._client.cluster.brokers()  # noqa: SLF001 - the client has them, nothing public tells them
     where = ", ".join(sorted(f"{broker.host}:{broker.port}" for broker in brokers))
     settings = cluster.clients.settings
-    message = f"{len(brokers)} brokers answer by {settings.security_protocol}: {where}"
+    message = f"{counted(len(brokers), 'broker answers', 'brokers answer')} by {settings.security_protocol}: {where}"
     if tells_secret(settings, [broker.host for broker in brokers]):
         return Check(CONNECTION, "warn", f"{message}; whoever listens on the way learns our secret", ENCRYPT)
     return Check(CONNECTION, "ok", message)
@@ -178,7 +179,7 @@ async def _group(cluster: Cluster, admin: Any, group: str) -> list[Check]:
         return [Check(subject, "warn", str(error), "look at the brokers' logs")]
     if operations != NOT_TOLD and not operations >> READ & 1:
         return [Check(subject, "fail", "Read is missing", _grant(cluster, [READ], "--group", group))]
-    text = f"{len(members)} members, {state}" if members else "no worker is a member now"
+    text = f"{counted(len(members), 'member')}, {state}" if members else "no worker is a member now"
     return [Check(subject, "ok", text)]
 
 

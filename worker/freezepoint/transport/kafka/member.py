@@ -17,6 +17,7 @@ from freezepoint.transport.kafka.marks import recorded_in
 from freezepoint.transport.kafka.publisher import Publisher
 from freezepoint.transport.kafka.scan import scan
 from freezepoint.transport.ports import Poll
+from freezepoint.wording import counted
 from freezepoint_schemas.topics import Topic
 
 
@@ -101,7 +102,7 @@ class KafkaMember:
         )
         if tokens != ledger:
             raise ConfigurationError(
-                f"topic {names[Topic.TOKENS]} has {tokens} partitions and {names[Topic.LEDGER]} has {ledger}: they need "
+                f"topic {names[Topic.TOKENS]} has {counted(tokens, 'partition')} and {names[Topic.LEDGER]} has {ledger}: they need "
                 "the same count (freezepoint topics check)"
             )
         return tokens

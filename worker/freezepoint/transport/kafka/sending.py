@@ -13,6 +13,7 @@ from freezepoint.transport.kafka.client import retrieve
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.ports import Position
 from freezepoint.transport.splitting import fitted, room_for_parts, split_record
+from freezepoint.wording import counted
 from freezepoint_schemas.topics import partition_for
 
 WINDOW_BYTES = 16 * 1024 * 1024
@@ -73,7 +74,7 @@ def _partition(name: str, record: OutputRecord, known: Collection[int]) -> int:
         )
     if record.partition not in known:
         raise ConfigurationError(
-            f"topic {name} has {len(known)} partitions, and a record belongs on number {record.partition}: the tokens and "
+            f"topic {name} has {counted(len(known), 'partition')}, and a record belongs on number {record.partition}: the tokens and "
             "ledger topics need the same count (freezepoint topics check)"
         )
     return record.partition

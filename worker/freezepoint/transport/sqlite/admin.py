@@ -9,6 +9,7 @@ from pathlib import Path
 from freezepoint.transport.ports import Retention, TopicFinding
 from freezepoint.transport.sqlite import log
 from freezepoint.transport.sqlite.database import ReadConnection, WriteConnection
+from freezepoint.wording import counted
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, topic_specs
 
 _APPLY = "freezepoint topics apply"
@@ -69,7 +70,9 @@ def _apply(connection: sqlite3.Connection, spec: TopicSpec) -> TopicFinding:
     topic = log.find_topic(connection, spec.name)
     if topic is None:
         log.create_topic(connection, spec)
-        return TopicFinding(spec.name, ok=True, message=f"created with {spec.partitions} partitions")
+        return TopicFinding(
+            spec.name, ok=True, message=f"created with {counted(spec.partitions, 'partition')}"
+        )
     if topic.partitions != spec.partitions:
         return _partitions_differ(spec, topic)
     differing = _differing(spec, topic)
@@ -88,7 +91,7 @@ def _check_all(
 
 
 def _not_yet(specs: Sequence[TopicSpec], partitions: int) -> list[TopicFinding]:
-    message = f"not there yet; the first use creates it with {partitions} partitions (others: {_APPLY} --partitions N)"
+    message = f"not there yet; the first use creates it with {counted(partitions, 'partition')} (others: {_APPLY} --partitions N)"
     return [TopicFinding(spec.name, ok=True, message=message) for spec in specs]
 
 
@@ -108,7 +111,7 @@ def _partitions_differ(spec: TopicSpec, topic: log.TopicRow) -> TopicFinding:
     return TopicFinding(
         spec.name,
         ok=False,
-        message=f"has {topic.partitions} partitions, {spec.partitions} were asked for; the count decides where keys go "
+        message=f"has {counted(topic.partitions, 'partition')}, {counted(spec.partitions, 'was', 'were')} asked for; the count decides where keys go "
         f"and never changes: {_APPLY} --partitions {topic.partitions}, or name a new file or topic prefix",
         spoils=spec.topic in (Topic.TOKENS, Topic.LEDGER),
     )

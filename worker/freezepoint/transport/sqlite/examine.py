@@ -13,6 +13,7 @@ from freezepoint.settings import SqliteSettings
 from freezepoint.transport.ports import Check, Examined, Verdict
 from freezepoint.transport.sqlite import log
 from freezepoint.transport.sqlite.database import WAL_BYTES_MAX, ReadConnection
+from freezepoint.wording import counted
 from freezepoint_schemas.topics import Topic, TopicNames
 
 CONNECTION: Final = "connection"
@@ -40,7 +41,7 @@ async def examine(
         _wal(path),
         _room(path),
         _durability(settings),
-        Check(f"group {group}", "ok", f"{members} members" if members else "no worker is a member now"),
+        Check(f"group {group}", "ok", counted(members, "member") if members else "no worker is a member now"),
     ]
     return Examined(checks)
 

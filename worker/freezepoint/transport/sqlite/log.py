@@ -13,6 +13,7 @@ from freezepoint.core.records import InputRecord, OutputRecord
 from freezepoint.errors import ConfigurationError, MissingTopicError
 from freezepoint.transport.ports import Position
 from freezepoint.transport.sqlite.layout import OFFSET_BITS, OFFSET_MASK
+from freezepoint.wording import counted
 from freezepoint_schemas.headers import Headers
 from freezepoint_schemas.topics import Topic, TopicNames, TopicSpec, partition_for, topic_specs
 
@@ -111,7 +112,7 @@ def require_stream(connection: sqlite3.Connection, topic: TopicRow, partition: i
     ).fetchone()
     if row is None:
         raise ConfigurationError(
-            f"topic {topic.name!r} has {topic.partitions} partitions, no number {partition}; "
+            f"topic {topic.name!r} has {counted(topic.partitions, 'partition')}, no number {partition}; "
             "all four topics need the same count: freezepoint topics apply"
         )
     return Stream(*row)
