@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from freezepoint.core.effects import OVERSIZED_KEPT_BYTES
 from freezepoint.core.records import OutputRecord
@@ -28,26 +28,42 @@ KEY_KEPT_BYTES = 255
 _TOLD = (ERROR_TOPIC, ERROR_PARTITION, ERROR_OFFSET, ERROR_CLASS, ERROR_MESSAGE)
 
 
-def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[OutputRecord]:
-    """The record, or its parts, each within ``record_bytes_max`` (the topic's ``max.message.bytes``).
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A record that can be sent. ``room``: how many bytes of its value each part may have; None: it goes in one."""
 
-    All parts carry the record's own headers and key. A ledger record is never split: the ledger keeps one record of a
-    key, so all parts but the last would go.
+    record: OutputRecord
+    room: int | None
+
+    def parts(self) -> Iterator[OutputRecord]:
+        """The record, or its parts, each made when its turn comes. All carry the record's own headers and key."""
+        record = self.record
+        if self.room is None or record.value is None:
+            yield record
+            return
+        for place, part in split(record.value, self.room):
+            yield OutputRecord(
+                record.topic, record.key, part, (*record.headers, (PART, place.encode())), record.partition
+            )
+
+
+def measured(record: OutputRecord, record_bytes_max: int) -> Measured:
+    """The record against the limit of each part, ``record_bytes_max`` (the topic's ``max.message.bytes``).
+
+    A ledger record is never split: the ledger keeps one record of a key, so all parts but the last would go.
 
     :raises RecordTooLargeError: key and headers alone leave no room, or it is a record that is never split.
     """
-    record = fitted(record, record_bytes_max)
-    room = room_for_parts(record, record_bytes_max)
-    if room is None or record.value is None:
-        yield record
-        return
-    for place, part in split(record.value, room):
-        yield OutputRecord(
-            record.topic, record.key, part, (*record.headers, (PART, place.encode())), record.partition
-        )
+    fitted = _fitted(record, record_bytes_max)
+    return Measured(fitted, _room_for_parts(fitted, record_bytes_max))
 
 
-def fitted(record: OutputRecord, record_bytes_max: int) -> OutputRecord:
+def split_record(record: OutputRecord, record_bytes_max: int) -> Iterator[OutputRecord]:
+    """Its parts, see :func:`measured`."""
+    return measured(record, record_bytes_max).parts()
+
+
+def _fitted(record: OutputRecord, record_bytes_max: int) -> OutputRecord:
     """A dead letter whose key and headers take most of the room is shortened: it says what was set aside and where it lies,
     and holds the first bytes of its key and value. A producer chose them, and must not stop the worker; parts with no room
     but for a few bytes each would be many. Every other record is returned as it is."""
@@ -64,10 +80,10 @@ def fitted(record: OutputRecord, record_bytes_max: int) -> OutputRecord:
     )
 
 
-def room_for_parts(record: OutputRecord, record_bytes_max: int) -> int | None:
-    """How many bytes of the value each part may have; None: the record need not be split.
+def _room_for_parts(record: OutputRecord, record_bytes_max: int) -> int | None:
+    """See :class:`Measured`.
 
-    :raises RecordTooLargeError: as :func:`split_record`.
+    :raises RecordTooLargeError: as :func:`measured`.
     """
     if record.size + RECORD_OVERHEAD_BYTES <= record_bytes_max or not record.value:
         return None

@@ -12,7 +12,7 @@ from freezepoint.errors import ConfigurationError
 from freezepoint.transport.kafka.client import retrieve
 from freezepoint.transport.kafka.cluster import Cluster
 from freezepoint.transport.ports import Position
-from freezepoint.transport.splitting import fitted, room_for_parts, split_record
+from freezepoint.transport.splitting import measured
 from freezepoint.wording import counted
 from freezepoint_schemas.topics import partition_for
 
@@ -27,12 +27,8 @@ def in_parts(records: Sequence[OutputRecord], cluster: Cluster) -> Iterator[Outp
 
     :raises RecordTooLargeError: key and headers alone leave no room.
     """
-    limits = [cluster.record_bytes_max(record.topic) for record in records]
-    for record, limit in zip(records, limits, strict=True):
-        room_for_parts(fitted(record, limit), limit)
-    return (
-        part for record, limit in zip(records, limits, strict=True) for part in split_record(record, limit)
-    )
+    found = [measured(record, cluster.record_bytes_max(record.topic)) for record in records]
+    return (part for record in found for part in record.parts())
 
 
 async def send_all(producer: Any, records: Iterable[OutputRecord], cluster: Cluster) -> list[Position]:
