@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from freezepoint.settings import KafkaSettings
-from kafka_local import LocalKafka, _free_port
+from kafka_local import LocalKafka
 from tests.integration.kafka_kit import varied
-from tests.integration.secured_kafka import certificate, openssl
+from tests.integration.secured_kafka import certificate, openssl, securely
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 SESSION_S = 4
@@ -97,21 +97,12 @@ def oauth(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("oauth")
     pem, signer = certificate(folder), Signer(folder)
     keys = signer.key_set().as_uri()
-    kafka = LocalKafka()
-    ports = [_free_port(other_than=kafka.port), _free_port(other_than=kafka._controller_port)]
-    listeners = f"PLAINTEXT://{kafka.bootstrap},TOKEN://127.0.0.1:{ports[0]},SHORT://127.0.0.1:{ports[1]}"
+    kafka, ports = securely(
+        folder,
+        {"TOKEN": "SASL_SSL", "SHORT": "SASL_SSL"},
+        {"listener.name.short.oauthbearer.connections.max.reauth.ms": str(SESSION_S * 1_000)},
+    )
     handlers = "org.apache.kafka.common.security.oauthbearer"
-    kafka._extra_properties |= {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{kafka._controller_port}",
-        "advertised.listeners": listeners,
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TOKEN:SASL_SSL,SHORT:SASL_SSL",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(folder / "both.pem"),
-        "ssl.client.auth": "none",
-        "listener.name.short.oauthbearer.connections.max.reauth.ms": str(SESSION_S * 1_000),
-    }
     for listener in ("token", "short"):
         name = f"listener.name.{listener}"
         kafka._extra_properties |= {

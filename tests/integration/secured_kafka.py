@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,37 @@ def certificate(folder: Path) -> Path:
     return folder / "cert.pem"
 
 
+def securely(
+    folder: Path, listeners: Mapping[str, str], properties: Mapping[str, str] | None = None
+) -> tuple[LocalKafka, list[int]]:
+    """A broker, to be started, that knows rights and shows the certificate in that folder; and a port for each of these
+    listeners, by their protocols, beside the one that is open and makes everybody a super user.
+
+    :param properties: further ones, or others than those of here.
+    """
+    kafka = LocalKafka()
+    ports: list[int] = []
+    while len(ports) < len(listeners):
+        port = _free_port(other_than=kafka.port)
+        if port not in (kafka._controller_port, *ports):
+            ports.append(port)
+    reached = [f"{name}://127.0.0.1:{port}" for name, port in zip(listeners, ports, strict=True)]
+    advertised = ",".join([f"PLAINTEXT://{kafka.bootstrap}", *reached])
+    protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **listeners}
+    kafka._extra_properties |= {
+        "listeners": f"{advertised},CONTROLLER://127.0.0.1:{kafka._controller_port}",
+        "advertised.listeners": advertised,
+        "listener.security.protocol.map": ",".join(f"{name}:{spoken}" for name, spoken in protocols.items()),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(folder / "both.pem"),
+        "ssl.client.auth": "none",
+        **(properties or {}),
+    }
+    return kafka, ports
+
+
 def add_scram_user(kafka: LocalKafka, mechanism: str, password: str = PASSWORD) -> None:
     """Alice, or another password for her."""
     command = _java_command(
@@ -77,22 +108,8 @@ def add_scram_user(kafka: LocalKafka, mechanism: str, password: str = PASSWORD) 
 def secured(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     folder = tmp_path_factory.mktemp("broker-pem")
     pem = certificate(folder)
-    kafka = LocalKafka()
-    ports = [_free_port(other_than=kafka.port), _free_port(other_than=kafka._controller_port)]
-    listeners = f"PLAINTEXT://{kafka.bootstrap},PASSWORD://127.0.0.1:{ports[0]},TLS://127.0.0.1:{ports[1]}"
+    kafka, ports = securely(folder, {"PASSWORD": "SASL_PLAINTEXT", "TLS": "SASL_SSL"})
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-    kafka._extra_properties |= {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{kafka._controller_port}",
-        "advertised.listeners": listeners,
-        "listener.security.protocol.map": (
-            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PASSWORD:SASL_PLAINTEXT,TLS:SASL_SSL"
-        ),
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(folder / "both.pem"),
-        "ssl.client.auth": "none",
-    }
     for listener in ("password", "tls"):
         name = f"listener.name.{listener}"
         kafka._extra_properties |= {

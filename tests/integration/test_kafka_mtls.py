@@ -14,10 +14,10 @@ from freezepoint.errors import ConfigurationError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka import KafkaTransport
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
-from kafka_local import LocalKafka, _free_port
+from kafka_local import LocalKafka
 from tests.events import complete, entry
 from tests.integration.kafka_kit import SETTINGS, read_count, varied, worker_variables
-from tests.integration.secured_kafka import certificate, openssl
+from tests.integration.secured_kafka import certificate, openssl, securely
 from tests.integration.workers import publish, worker
 from tests.rights import grant, granted
 
@@ -62,21 +62,15 @@ def mutual(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     certificate(folder)
     for name in ("alice", "mallory"):
         client_certificate(folder, name)
-    kafka = LocalKafka()
-    port = _free_port(other_than=kafka.port)
-    listeners = f"PLAINTEXT://{kafka.bootstrap},MUTUAL://127.0.0.1:{port}"
-    kafka._extra_properties |= {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{kafka._controller_port}",
-        "advertised.listeners": listeners,
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,MUTUAL:SSL",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(folder / "both.pem"),
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(folder / "alice.pem"),
-        "ssl.client.auth": "required",
-    }
+    kafka, (port,) = securely(
+        folder,
+        {"MUTUAL": "SSL"},
+        {
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(folder / "alice.pem"),
+            "ssl.client.auth": "required",
+        },
+    )
     with kafka:
         yield MutualKafka(kafka, port, folder)
 
