@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from freezepoint import health
+from freezepoint.addresses import is_loopback
 from freezepoint.core.records import OutputRecord
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import HttpSettings, WorkerSettings, is_loopback
+from freezepoint.settings import HttpSettings, WorkerSettings
 from freezepoint.status import PAGE, POLICY
 from freezepoint.telemetry.recent import FINISHED_MAX, SAMPLES_MAX, Finished, Recent
 from freezepoint.worker import Worker

@@ -15,8 +15,9 @@ from typing import Final
 import orjson
 import structlog
 
+from freezepoint.addresses import is_loopback
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import HttpSettings, is_loopback
+from freezepoint.settings import HttpSettings
 from freezepoint.status import PAGE, POLICY, alive, ready, status
 from freezepoint.telemetry.metrics import exposition
 from freezepoint.worker import Worker

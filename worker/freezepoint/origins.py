@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from freezepoint.addresses import can_be_written
 from freezepoint.errors import ConfigurationError
 
 PREFIX: Final = "FREEZEPOINT_"
@@ -40,20 +41,11 @@ def check_environment(settings: type[BaseModel]) -> None:
             continue
         if variable not in known:
             raise ConfigurationError(_unknown(name, variable, known))
-        if not _is_text(value):
+        if not can_be_written(value, "utf-8"):  # bytes that are no UTF-8 stand in it as half a character each
             raise ConfigurationError(f"{name} is not UTF-8")
         section = _sections(settings).get(variable.removeprefix(PREFIX).lower())
         if section is not None:
             _check_keys(name, _json_object(name, value), section, f"{variable.removeprefix(PREFIX).lower()}.")
-
-
-def _is_text(value: str) -> bool:
-    """Bytes that are no UTF-8 stand in it as half a character each, which nothing can send."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _tells_of_a_service(variable: str, value: str) -> bool:

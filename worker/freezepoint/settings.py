@@ -3,11 +3,9 @@ setting are refused, see ``origins``."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -26,6 +24,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from freezepoint.addresses import shown_url
 from freezepoint.errors import ConfigurationError
 from freezepoint.origins import CONFIG, check_environment, first_problem, read_file
 from freezepoint_schemas.topics import TopicNames
@@ -242,33 +241,3 @@ def load(**given: Any) -> Settings:
         raise ConfigurationError(first_problem(error, arguments, Settings)) from None
     except SettingsError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def shown_url(url: str) -> str:
-    """For people and logs: without user information and query, where a secret may stand."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "…"
-    place = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{'…@' if place[1] else ''}{place[2]}{parts.path}{'?…' if parts.query else ''}"
-
-
-def names_a_host(host: str) -> bool:
-    """Whether it can be looked up at all: the resolver raises no error of its own for an empty or overlong label."""
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this names the machine itself. A page elsewhere whose name was made to lead here asks by its own name, and is
-    told nothing."""
-    if host.lower() in ("", "localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from freezepoint.addresses import names_a_host
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import Settings, names_a_host
+from freezepoint.settings import Settings
 from freezepoint.transport.ports import Broker
 
 KAFKA_SCHEME = "kafka://"

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from aiokafka.protocol.admin import SaslAuthenticateRequest
 
+from freezepoint.addresses import shown_url
 from freezepoint.errors import ConfigurationError
-from freezepoint.settings import KafkaSettings, shown_url
+from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.bearer import BearerFile, BearerProvider, BearerSource
 from freezepoint.transport.kafka.oidc import ClientCredentials
 

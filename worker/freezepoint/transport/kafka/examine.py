@@ -10,8 +10,9 @@ from typing import Any, Final
 from aiokafka import errors as kafka
 from aiokafka.structs import TopicPartition
 
+from freezepoint.addresses import is_loopback
 from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
-from freezepoint.settings import KafkaSettings, is_loopback
+from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.cluster import Cluster, broker_versions
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translated
 from freezepoint.transport.kafka.marks import recorded_in

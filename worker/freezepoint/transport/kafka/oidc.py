@@ -34,8 +34,9 @@ from urllib.request import (
 import orjson
 import structlog
 
+from freezepoint.addresses import is_loopback, names_a_host, shown_url
 from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
-from freezepoint.settings import KafkaSettings, is_loopback, names_a_host, shown_url
+from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.bearer import TOKEN_BYTES_MAX, Bearer, read_secret
 
 log = structlog.get_logger()
