@@ -19,7 +19,7 @@ from freezepoint.errors import (
 )
 from freezepoint.memory import MemoryBudget
 from freezepoint.restore import restore
-from freezepoint.runner import PartitionRunner
+from freezepoint.runner import FINISH_S, PartitionRunner
 from freezepoint.settings import WorkerSettings
 from freezepoint.telemetry.figures import Figures
 from freezepoint.transport.ports import GroupMember, Lease, Poll
@@ -70,7 +70,7 @@ class Session:
     _closing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """The broker does not answer any more, and this session is to end."""
+    """This session is to end, and the broker does not answer any more, or not in time."""
 
     @property
     def runners(self) -> list[PartitionRunner]:
@@ -262,9 +262,13 @@ class Session:
         :param silence: returns if the broker has been silent for too long to be waited for.
         """
         listening = asyncio.create_task(self._listen(silence))
+        time_is_up = asyncio.get_running_loop().call_later(
+            self.settings.shutdown_timeout_s + FINISH_S, self._lost.set
+        )  # also for a partition that was given back before, whose transaction is still under way
         try:
             await self._close_all()
         finally:
+            time_is_up.cancel()
             listening.cancel()
             await asyncio.wait({listening})
 
