@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import re
 import shlex
 import signal
 import socketserver
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,76 @@ def test_what_does_no_work_imports_little(shell: Shell, arguments: list[str]) ->
         " 'freezepoint_schemas.events', 'structlog'}])"
     )
     assert shell.program(program, *arguments).out.endswith(b"[]\n")
+
+
+RICH = {"rich", "pygments", "markdown_it"}
+WORK = {"numpy", "freezepoint_schemas.events"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        (["config"], RICH | WORK),
+        (["topics", "check"], RICH),
+        (["publish", "--complete", "events.jsonl"], RICH),
+        (["run", "--until-idle"], RICH),
+        (["results"], RICH),
+        (["report"], RICH),
+        (["inspect", "a", "--file", "events.jsonl"], RICH),
+        (["build", "events.jsonl"], RICH),
+        (["doctor"], RICH),
+        (["clear", "a"], RICH),
+        (["replay", "--all"], RICH),
+        (["schema", "export"], RICH),
+        (["simulate", "--rollouts", "1"], RICH),
+    ],
+)
+def test_what_shows_no_colours_imports_none(
+    shell: Shell, events: Path, arguments: list[str], unused: set[str]
+) -> None:
+    """And what computes nothing imports nothing to compute with."""
+    shell.ok("topics", "apply")
+    program = (
+        "import sys, freezepoint.cli\n"
+        "try: freezepoint.cli.main()\n"
+        "finally: print(*(name for name, module in sys.modules.items() if module is not None), file=sys.stderr)"
+    )
+    imported = set(shell.program(program, *arguments).err.splitlines()[-1].split())
+    assert {
+        "typer",
+        "freezepoint.settings" if "schema" not in arguments else "freezepoint.cli.schema",
+    } <= imported
+    assert not imported & unused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["demo", "--rollouts", "1"], "┏━"),
+        (["run", "--until-idle"], "\x1b[1massigned"),
+        (["run", "--help"], "╭─"),
+    ],
+)
+def test_a_terminal_has_colours(shell: Shell, arguments: list[str], shown: str) -> None:
+    shell.ok("topics", "apply")
+    environment = {**shell.environment(), "TERM": "xterm-256color"}
+    del environment["NO_COLOR"]
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb") as terminal:
+        with subprocess.Popen(
+            [*COMMAND, *arguments], cwd=shell.folder, env=environment, stdout=theirs, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            seen = b"".join(_until_closed(terminal.fileno())).decode()
+        assert process.returncode == 0
+    assert shown in seen
+    assert "\x1b[" in seen
+
+
+def _until_closed(terminal: int) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # EIO: the other side has closed it
+        while some := os.read(terminal, 1 << 16):
+            yield some
 
 
 # ------------------------------------------------------------------------------------------------------------ errors

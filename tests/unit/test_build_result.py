@@ -8,6 +8,7 @@ import pytest
 
 from freezepoint.core.build import ALL_TRACES, build_result
 from freezepoint.core.builder import BUILDERS
+from freezepoint.core.choices import BUILDER_NAMES
 from freezepoint.core.projection import response_form
 from freezepoint_schemas.codec import encode_result
 from freezepoint_schemas.events import RolloutCancelled, RolloutComplete
@@ -81,6 +82,10 @@ def test_unknown_names_mask(closing: RolloutComplete, name: str) -> None:
     assert name in result.error
     assert name in (result.builder, result.delivery)
     assert result.metrics == {"n_calls": 2, "capture_incomplete": True}
+
+
+def test_every_builder_can_be_chosen_by_its_name() -> None:
+    assert tuple(BUILDERS) == BUILDER_NAMES
 
 
 def _raising(error: BaseException) -> Any:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import sys
 
-from freezepoint.cli.start import INTERRUPTED, loading
+from freezepoint.cli.start import INTERRUPTED, claim_process, loading
 
 
 def main() -> None:
     """Entry point: every error is one line on stderr and a non-zero exit code."""
+    claim_process()
     try:
         with loading():
             from freezepoint.cli.commands import run_command

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from freezepoint import __version__
 from freezepoint.cli.common import PIPE_CLOSED, PipeClosedError, error_line, exit_code_of, note, to_stdout
-from freezepoint.cli.start import INTERRUPTED, loading
+from freezepoint.cli.start import INTERRUPTED, loading, without_rich
 
 COMMANDS = {
     "demo": (
@@ -81,7 +81,7 @@ class _Commands(TyperGroup):
 
 def command_of(name: str) -> Any:
     """The command itself."""
-    with loading():
+    with loading(), without_rich():
         module = import_module(f"freezepoint.cli.{COMMANDS[name][0]}")
     own = typer.Typer()
     module.register(own)

@@ -54,8 +54,7 @@ def load_settings(
     :raises ConfigurationError: a value or the file is wrong.
     """
     with loading():
-        from freezepoint.core.build import DELIVERY_NAMES
-        from freezepoint.core.builder import BUILDERS
+        from freezepoint.core.choices import BUILDER_NAMES, DELIVERY_NAMES
         from freezepoint.settings import load
 
         quiet_logs()
@@ -63,7 +62,7 @@ def load_settings(
     chosen = settings.worker.model_copy(update=_given(worker or {}))
     if not chosen.group:
         raise ConfigurationError("--group is empty: name a consumer group")
-    _require_known("builder", chosen.builder, BUILDERS)
+    _require_known("builder", chosen.builder, BUILDER_NAMES)
     _require_known("delivery", chosen.delivery, DELIVERY_NAMES)
     return settings.model_copy(update={"worker": chosen})
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from freezepoint.cli.common import (
     FAILED,
@@ -25,6 +23,10 @@ from freezepoint.cli.progress import text_progress
 from freezepoint.demo import DemoReport, apart, demo_profiles, embedded, run_demo
 from freezepoint.wording import counted
 from freezepoint_schemas.results import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PIPED_WIDTH = 120
 """Of the table where no terminal says how wide it is."""
@@ -64,11 +66,19 @@ def demo(
 
         report = run_async(run_demo(settings, demo_profiles(rollouts, agents, seed), on_result=on_result))
     with to_stdout():
-        Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(_table(report))
+        _console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(_table(report))
     _conclude(report, time.monotonic() - began)
 
 
+def _console(width: int | None = None) -> Console:
+    from rich.console import Console
+
+    return Console(width=width)
+
+
 def _table(report: DemoReport) -> Table:
+    from rich.table import Table
+
     table = Table("rollout", "calls", "tokens", "delivered", "masked", "why", highlight=False)
     for name in ("calls", "tokens", "delivered"):
         next(column for column in table.columns if column.header == name).justify = "right"
@@ -95,7 +105,7 @@ def _conclude(report: DemoReport, seconds: float) -> None:
     )
     verdict = "as they should be" if not report.differences else "NOT as they should be"
     with to_stdout():
-        Console().print(
+        _console().print(
             f"{counted(len(report.results), 'rollout')}, one result each: {len(report.results) - masked} to train on with "
             f"{counted(delivered, 'generated token')}, {masked} masked; all {verdict}, in {seconds:.1f} s",
             highlight=False,

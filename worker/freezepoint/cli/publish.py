@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from freezepoint.cli.common import WRONG_INPUT, Broker, TopicPrefix, load_settings
-from freezepoint.cli.start import loading
+from freezepoint.cli.start import loading, without_rich
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def publish(
     topic_prefix: TopicPrefix = None,
 ) -> None:
     """Publish files of events or bare token entries, line by line as they stand, in order per rollout."""
-    with loading():
+    with loading(), without_rich():
         from freezepoint.cli.load import publish_lines
     settings = load_settings(broker, topic_prefix)
     if publish_lines(settings, files, complete=complete, keep_going=keep_going):

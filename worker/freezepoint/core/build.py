@@ -10,19 +10,10 @@ import orjson
 import xxhash
 
 from freezepoint.core.builder import BUILDERS, MAIN, BuildOutput, TracePath
+from freezepoint.core.choices import ALL_TRACES, DELIVERIES, DELIVERY_NAMES, PER_REQUEST, SINGLE_RESPONSE
 from freezepoint.core.diagnostics import diagnostics
 from freezepoint.core.frozen import FrozenLog
-from freezepoint.core.judging import (
-    ALL_TRACES,
-    DELIVERIES,
-    DELIVERY_NAMES,
-    PER_REQUEST,
-    SINGLE_RESPONSE,
-    Choice,
-    Leniency,
-    closing_reasons,
-    judge,
-)
+from freezepoint.core.judging import Choice, Leniency, closing_reasons, judge
 from freezepoint.core.projection import project
 from freezepoint.core.snapshot import Snapshot, take_snapshot
 from freezepoint_schemas.events import RolloutComplete
@@ -32,7 +23,6 @@ from freezepoint_schemas.results import Result, SnapshotInfo
 __all__ = [
     "ALL_TRACES",
     "DELIVERIES",
-    "DELIVERY_NAMES",
     "PER_REQUEST",
     "SINGLE_RESPONSE",
     "Leniency",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from freezepoint.core.choices import PER_REQUEST, PREFIX_MERGING
 from freezepoint.core.forest import NONE, Forest, How, Linker, resolve_retries
 from freezepoint.core.snapshot import ResolvedCall
 from freezepoint.core.terminal import Terminal
@@ -134,8 +135,8 @@ def prefix_merging(calls: Sequence[ResolvedCall], terminal: Terminal | None = No
 
 
 BUILDERS: dict[str, Callable[[Sequence[ResolvedCall], Terminal | None], BuildOutput]] = {
-    "prefix_merging": prefix_merging,
-    "per_request": per_request,
+    PREFIX_MERGING: prefix_merging,
+    PER_REQUEST: per_request,
 }
 
 

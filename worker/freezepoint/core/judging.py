@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from freezepoint.core.builder import MAIN, BuildOutput
+from freezepoint.core.choices import PER_REQUEST, SINGLE_RESPONSE
 from freezepoint.core.frozen import FrozenLog, TimedOut
 from freezepoint.core.losses import Losses, excusable_losses
 from freezepoint.core.routes import is_mismatch
 from freezepoint.core.snapshot import ResolvedCall, Snapshot
 from freezepoint_schemas.events import RolloutCancelled
 from freezepoint_schemas.reasons import Reason, ordered
-
-SINGLE_RESPONSE = "single_response"
-ALL_TRACES = "all_traces"
-DELIVERIES = (SINGLE_RESPONSE, ALL_TRACES)
-PER_REQUEST = "per_request"
-"""Stands for a pair where a delivery is chosen: the builder of this name, delivered as all traces."""
-DELIVERY_NAMES = (*DELIVERIES, PER_REQUEST)
 
 _NOTHING_RECORDED = "No call of this rollout was recorded."
 _EVERYTHING_LOST = "Nothing to build: the calls of this rollout were lost or dropped."

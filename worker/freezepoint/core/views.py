@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freezepoint.core.builder import MAIN
-from freezepoint.core.judging import ALL_TRACES, DELIVERY_NAMES, PER_REQUEST, SINGLE_RESPONSE
+from freezepoint.core.choices import ALL_TRACES, DELIVERY_NAMES, PER_REQUEST, SINGLE_RESPONSE
 from freezepoint.core.routes import routes_of
 from freezepoint_schemas.reasons import Reason, ordered
 from freezepoint_schemas.results import Result, Trace, TraceItem

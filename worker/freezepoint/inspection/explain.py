@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from freezepoint.building import result_of
-from freezepoint.core.build import ALL_TRACES, SINGLE_RESPONSE
 from freezepoint.core.builder import BUILDERS, BuildOutput
+from freezepoint.core.choices import ALL_TRACES, SINGLE_RESPONSE
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.snapshot import ResolvedCall, Snapshot, take_snapshot
 from freezepoint.core.views import view

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from freezepoint.core.judging import DELIVERIES
+from freezepoint.core.choices import DELIVERIES
 from freezepoint.core.ledger import Decided, Verdict
 from freezepoint.core.views import view
 from freezepoint.inspection.finding import Found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from freezepoint.core.judging import ALL_TRACES, PER_REQUEST, SINGLE_RESPONSE
+from freezepoint.core.choices import ALL_TRACES, PER_REQUEST, SINGLE_RESPONSE
 from freezepoint.core.views import View, view
 
 __all__ = ["ALL_TRACES", "PER_REQUEST", "SINGLE_RESPONSE", "DeliveryName", "View", "view"]
