@@ -21,8 +21,9 @@ help: ## show this list
 demo: $(LIGHT) ## run the demo: no Kafka, no server, one SQLite file
 	$(BIN)/freezepoint demo
 
-test: $(DEV) ## run all tests (PYTEST_ARGS= adds arguments)
-	$(BIN)/pytest $(PYTEST_ARGS)
+# A worker per core, up to four, since each has a broker of its own; a file's tests stay together, and share what is of its scope.
+test: $(DEV) ## run all tests (PYTEST_ARGS= adds arguments, such as -n 0 for one process)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 chaos: $(DEV) ## kill, freeze, cut and truncate on a real broker; figures of each fault (CHAOS_ARGS= adds arguments)
 	PYTHONPATH=.:deploy/kafka-local $(BIN)/python -m tests.chaos $(CHAOS_ARGS)

@@ -1,3 +1,4 @@
+import os
 import re
 import signal
 import uuid
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import kafka_local
 from kafka_local import LocalKafka
 from tests.brokers import find_broker, prefetch_jars, require_jars, running_broker
 
@@ -16,6 +18,14 @@ def pytest_configure() -> None:
     """A shell lets what it runs in the background ignore interrupts, and the processes that tests interrupt would inherit it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take_own_ports()
+
+
+def _take_own_ports() -> None:
+    """Brokers that are down, or not up yet, keep their ports: no two of pytest-xdist's workers may choose the same."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        kafka_local.PORTS = kafka_local.PORTS[int(worker.removeprefix("gw")) :: workers]
 
 
 def pytest_report_header() -> str:

@@ -16,6 +16,7 @@ Needs `java` (17 or newer) and, for the first run, `mvn`. Standard library only.
 
 import argparse
 import ctypes
+import fcntl
 import hashlib
 import os
 import random
@@ -119,13 +120,21 @@ def jars_complete(folder: Path) -> bool:
 def fetch_jars(cache: Path | None = None) -> Path:
     """Folder with all jars, fetched by Maven unless a complete one is there; raises MissingToolError.
 
-    Safe to call from several processes at once: each downloads into a folder of its own, and one rename wins.
+    Safe to call from several processes at once: one downloads, the others wait for it.
     """
     folder = jar_folder(cache)
     if jars_complete(folder):
         return folder
     maven = _find_maven()
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed, or we are killed
+        if not jars_complete(folder):
+            _fetch_into(folder, maven)
+    return folder
+
+
+def _fetch_into(folder: Path, maven: str) -> None:
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
         _copy_dependencies(maven, partial)
@@ -133,7 +142,6 @@ def fetch_jars(cache: Path | None = None) -> Path:
         _put_in_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder
 
 
 def _find_maven() -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kafka_local import _free_port
 from tests.documents import TIMEOUT_S, Block, Typist, blocks_of
 from tests.polling import poll_until
 
@@ -14,12 +15,6 @@ DOCUMENT = "docs/tutorial.md"
 PORT, BROKER = "8765", "127.0.0.1:9092"
 INSTALL = "$ python -m pip install uvicorn starlette openai\n"
 """What the tests' environment has already."""
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def chapters() -> tuple[list[Block], list[Block]]:
@@ -49,7 +44,7 @@ def listens(typist: Typist) -> bool:
 def test_the_embedded_transport(tmp_path: Path) -> None:
     blocks, _ = chapters()
     assert [len(block.commands) for block in blocks if block.language == "console"] == [1] * 6
-    with Typist(tmp_path, replace={PORT: str(free_port())}) as typist:
+    with Typist(tmp_path, replace={PORT: str(_free_port())}) as typist:
         type_all(typist, blocks)
     assert (tmp_path / "freezepoint.db").exists()
 
@@ -58,7 +53,7 @@ def test_kafka(tmp_path: Path, kafka_bootstrap: str, unique_prefix: str) -> None
     """Only what keeps this test apart from others on the same broker is added."""
     blocks, change = chapters()
     apart = {"FREEZEPOINT_TOPIC_PREFIX": f"{unique_prefix}.", "FREEZEPOINT_WORKER__GROUP": unique_prefix}
-    with Typist(tmp_path, apart, {PORT: str(free_port()), BROKER: kafka_bootstrap}) as typist:
+    with Typist(tmp_path, apart, {PORT: str(_free_port()), BROKER: kafka_bootstrap}) as typist:
         type_all(typist, [*change, *blocks])
     assert not (tmp_path / "freezepoint.db").exists()
 

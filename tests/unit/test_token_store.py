@@ -28,7 +28,7 @@ from freezepoint_schemas.events import TokenEntry
 from tests.events import entry
 from tests.frozen_logs import referring
 
-IO_COUNTERS = Path("/proc/self/io")
+IO_COUNTERS = Path("/proc/thread-self/io")
 
 
 @pytest.fixture
