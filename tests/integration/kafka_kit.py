@@ -99,9 +99,11 @@ async def read_all(made: KafkaTransport, topic: Topic) -> list[InputRecord]:
     """Everything that is committed by now."""
     reader = await made.reader(topic)
     records: list[InputRecord] = []
-    while not await reader.at_end():
-        records += await reader.poll(0.1, 1_000)
-    await reader.close()
+    try:
+        while not await reader.at_end():
+            records += await reader.poll(0.1, 1_000)
+    finally:
+        await reader.close()
     return records
 
 

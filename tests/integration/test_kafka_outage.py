@@ -16,6 +16,7 @@ from freezepoint_schemas.topics import Topic, TopicNames
 from kafka_local import LocalKafka
 from tests.integration.kafka_kit import (
     FAST,
+    JOIN_S,
     SETTINGS,
     owner,
     progress,
@@ -144,7 +145,14 @@ async def test_a_send_outlives_the_failure_of_another(local_kafka: LocalKafka, u
         finally:
             os.kill(pid, signal.SIGCONT)
         await second
-        assert b"second" in {record.value for record in await read_all(made, Topic.TOKENS)}
+
+        async def arrived() -> bool:
+            try:
+                return b"second" in {record.value for record in await read_all(made, Topic.TOKENS)}
+            except BrokerUnavailableError:  # after standing still it may not know itself at first
+                return False
+
+        await poll_until_async(arrived, JOIN_S, "the second one can be read")
 
 
 @pytest.mark.slow
