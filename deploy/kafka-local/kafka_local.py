@@ -189,6 +189,10 @@ def _last_line(text: str) -> str:
 # -------------------------------------------------------------------------------------------------------- the broker
 
 
+_formatted: dict[tuple[Path, frozenset[tuple[str, str]]], dict[str, bytes]] = {}
+"""The files of a storage that was formatted with these jars and settings: a JVM less for each further broker."""
+
+
 class LocalKafka:
     """One KRaft broker, its own controller, on 127.0.0.1.
 
@@ -317,8 +321,18 @@ class LocalKafka:
             self._folder.mkdir(parents=True, exist_ok=True)
         settings = self._settings(self._folder / "data") | self._extra_properties
         self._properties_file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        if (self._folder / "data" / "meta.properties").exists():
+        data = self._folder / "data"
+        if (data / "meta.properties").exists():
             return
+        formatted = _formatted.setdefault((jars, frozenset(self._extra_properties.items())), {})
+        if not formatted:
+            self._format(java, jars)
+            formatted |= {path.name: path.read_bytes() for path in data.iterdir()}
+        data.mkdir(exist_ok=True)
+        for name, content in formatted.items():
+            (data / name).write_bytes(content)
+
+    def _format(self, java: str, jars: Path) -> None:
         arguments = ["format", "--cluster-id", CLUSTER_ID, "--config", str(self._properties_file)]
         command = _java_command(java, jars, "kafka.tools.StorageTool", *arguments)
         done = subprocess.run(
