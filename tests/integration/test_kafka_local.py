@@ -17,6 +17,8 @@ from kafka_local import (
     LocalKafka,
     LocalKafkaError,
     MissingToolError,
+    archive_classes,
+    class_archive,
     fetch_jars,
     find_java,
     jar_folder,
@@ -59,6 +61,16 @@ def test_stop_ends_the_broker_and_removes_its_folder(kafka_jars: Path) -> None:
     assert not folder.exists()
     assert not listens(kafka.port)
     kafka.stop()  # harmless
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which files a process has mapped")
+def test_brokers_start_from_an_archive_of_classes(kafka_jars: Path) -> None:
+    archive_classes()
+    archive = class_archive(find_java(), kafka_jars)
+    if not archive.exists():
+        pytest.skip("this Java writes no archive of classes")
+    with LocalKafka() as kafka:
+        assert str(archive) in Path(f"/proc/{kafka.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
