@@ -102,9 +102,22 @@ class WorkerProcess:
 
     def peak_rss_mb(self) -> float:
         """The most memory it has held, as long as it runs."""
+        return int(self._status("VmHWM")) / 1024
+
+    async def until_it_can_be_stopped(self) -> None:
+        """Wait until it answers SIGTERM in its own way: one that is just starting is ended by it, having begun nothing."""
+
+        async def catches_it() -> bool:
+            return self.exit_code is not None or bool(
+                int(self._status("SigCgt"), 16) & 1 << (signal.SIGTERM - 1)
+            )
+
+        await poll_until_async(catches_it, READY_S, f"{self.name} has started")
+
+    def _status(self, name: str) -> str:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-        return int(line.split()[1]) / 1024
+        (line,) = [line for line in status.splitlines() if line.startswith(f"{name}:")]
+        return line.split()[1]
 
 
 class Fleet:
@@ -162,6 +175,7 @@ class Fleet:
         self._watched.discard(name)
         running = self.workers[name]
         running.send(signal.SIGCONT)
+        await running.until_it_can_be_stopped()
         running.send(signal.SIGTERM)
         try:
             return await asyncio.wait_for(asyncio.to_thread(running.process.wait, STOP_S), STOP_S + 5)

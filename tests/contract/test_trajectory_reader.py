@@ -52,6 +52,15 @@ async def take(items: AsyncIterator[T], count: int) -> list[T]:
     return found
 
 
+async def until_read(reader: TrajectoryReader, count: int) -> None:
+    """Wait until it has read so many results, handed out or not."""
+
+    async def so_many() -> bool:
+        return reader.counts.read >= count
+
+    await poll_until_async(so_many, WAIT_S, f"{count} results are read")
+
+
 async def everything(reader: TrajectoryReader) -> list[Trajectory]:
     """To the end of what is there, of a reader that does not follow."""
     async with asyncio.timeout(WAIT_S):
@@ -553,9 +562,7 @@ async def test_everything_that_can_become_of_a_groups_results_is_counted_once(cl
             for late in ([later_life], fresh, grouped("g", 4, "d")):
                 before = reader.counts.read
                 await publish_results(transport, late)
-                await poll_until_async(
-                    lambda read=before: asyncio.sleep(0, reader.counts.read > read), WAIT_S, "it is read"
-                )
+                await until_read(reader, before + 1)
             await publish_results(transport, grouped("next", 1, "a"))
             (after,) = await take(groups, 1)
             assert shape(after) == ("next", ["next-a"], 0, True)
