@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pty
 import re
@@ -86,9 +87,9 @@ def test_the_list_of_commands_says_what_their_own_help_says() -> None:
     kept = structlog.get_config()
     for name, (_, summary) in LISTED.items():
         assert command_of(name).help.partition("\n")[0] == summary
-    assert (
-        structlog.get_config() == kept
-    )  # to look a command up is not to run it: who embeds us keeps their logs
+    # To look a command up is not to run it: who embeds us keeps their logs, and their garbage.
+    assert structlog.get_config() == kept
+    assert gc.get_freeze_count() == 0
     structlog.configure(**before)
 
 
@@ -141,6 +142,20 @@ def test_what_shows_no_colours_imports_none(
         "freezepoint.settings" if "schema" not in arguments else "freezepoint.cli.schema",
     } <= imported
     assert not imported & unused
+
+
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_modules_are_no_garbage_and_nobody_multiplies_matrices(
+    shell: Shell, events: Path, threads: str | None
+) -> None:
+    program = (
+        "import gc, os, freezepoint.cli\n"
+        "try: freezepoint.cli.main()\n"
+        "finally: print(gc.isenabled(), gc.get_freeze_count() > 50_000, os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    environment = {} if threads is None else {"OPENBLAS_NUM_THREADS": threads}
+    told = shell.program(program, "build", "events.jsonl", environment=environment).out.splitlines()[-1]
+    assert told.decode() == f"True True {threads or 1}"
 
 
 @pytest.mark.parametrize(
