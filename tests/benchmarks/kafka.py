@@ -27,7 +27,7 @@ from freezepoint.worker import Worker, WorkerSummary
 from freezepoint_schemas import codec
 from freezepoint_schemas.events import RolloutComplete, TokenEntry
 from freezepoint_schemas.topics import Topic, TopicNames, topic_specs
-from tests.benchmarks.measuring import Figure, Row, ratio
+from tests.benchmarks.measuring import Figure, Row, blockwise, ratio
 from tests.benchmarks.rollouts import Shape, by_reference, folded, plain, rollout
 
 SERVERS_ENV = "KAFKA_BOOTSTRAP_SERVERS"
@@ -290,11 +290,7 @@ async def _sink_put(bench: Bench, rounds: int) -> Row:
         await producer.stop()
         await sink.close()
     put, bare = put[10:], bare[10:]  # connecting, and the first batches
-    each = max(1, len(put) // 5)
-    medians = [
-        [statistics.median(taken[start : start + each]) for start in range(0, len(taken) - each + 1, each)]
-        for taken in (put, bare)
-    ]
+    medians = [blockwise(taken, max(1, len(put) // 5)) for taken in (put, bare)]
     note = f"put {1000 * statistics.median(put):.2f} ms, bare {1000 * statistics.median(bare):.2f} ms"
     return Row(
         "sink", "sink `put` on Kafka", "`send_and_wait` of the same bytes", ratio(*medians), 1.3, note=note

@@ -56,8 +56,9 @@ class Row:
         return f"{'≥' if self.at_least else '≤'} {self.goal:.3g} {self.unit}"
 
 
-def seconds(job: Job, clock: Clock = time.perf_counter) -> float:
-    gc.collect()
+def seconds(job: Job, clock: Clock = time.perf_counter, *, collect: bool = True) -> float:
+    if collect:
+        gc.collect()
     began = clock()
     job()
     return clock() - began
@@ -79,6 +80,13 @@ def in_turns(
 def ratio(above: Sequence[float], below: Sequence[float]) -> Figure:
     """Round by round."""
     return Figure.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+def blockwise(values: Sequence[float], size: int) -> list[float]:
+    """The median of each so many values."""
+    return [
+        statistics.median(values[start : start + size]) for start in range(0, len(values) - size + 1, size)
+    ]
 
 
 def milliseconds(values: Sequence[float]) -> str:

@@ -164,7 +164,7 @@ class Bench:
         log = self.directory / "r.tokens.jsonl"
         if log.exists() and not self.model.frozen:
             with log.open("ab") as file:
-                file.write(line_of(call("a", 9), {})[:length])
+                file.write(b"".join(line_of(call("a", 9), {}))[:length])
 
     def do_restart(self) -> None:
         self.stores[0] = TokenStore(self.directory)

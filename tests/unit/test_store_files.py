@@ -19,7 +19,13 @@ from freezepoint_schemas.events import TokenEntry
 from tests.events import entry
 
 FIRST, SECOND = entry("r", "a", [1], [2, 3]), entry("r", "b", [1, 2, 3, 4], [5])
-LINE = line_of(SECOND, {})
+
+
+def line(call: TokenEntry) -> bytes:
+    return b"".join(line_of(call, {}))
+
+
+LINE = line(SECOND)
 
 
 def path(directory: Path, suffix: str = ".tokens.jsonl") -> Path:
@@ -41,7 +47,7 @@ def call_ids(store: TokenStore) -> list[str]:
 @pytest.mark.parametrize("length", range(len(LINE) + 1))
 def test_a_line_torn_at_any_byte_is_dropped_or_whole(tmp_path: Path, length: int) -> None:
     whole = length >= len(LINE) - 1
-    store = with_content(tmp_path, line_of(FIRST, {}) + LINE[:length])
+    store = with_content(tmp_path, line(FIRST) + LINE[:length])
     reader = TokenStore(tmp_path)
     store.put_now(SECOND)
     store.put_now(FIRST)
@@ -56,14 +62,12 @@ def test_a_line_torn_at_any_byte_is_dropped_or_whole(tmp_path: Path, length: int
     assert snapshot.version == 4
     assert not snapshot.incomplete
     store.delete("r")
-    assert call_ids(with_content(tmp_path, line_of(FIRST, {}) + LINE[:length])) == (
-        ["a", "b"] if whole else ["a"]
-    )
+    assert call_ids(with_content(tmp_path, line(FIRST) + LINE[:length])) == (["a", "b"] if whole else ["a"])
 
 
 @pytest.mark.parametrize("torn", [b"{", b"\0" * 100, b"{\n", b'{"a": 1\n\n', b"\xff\xfe", b"  \n  {"])
 def test_what_a_crash_leaves_is_cut_off(tmp_path: Path, torn: bytes) -> None:
-    store = with_content(tmp_path, line_of(FIRST, {}) + torn)
+    store = with_content(tmp_path, line(FIRST) + torn)
     store.put_now(SECOND)
     assert len([line for line in path(tmp_path).read_bytes().split(b"\n") if line.strip()]) == 2
     assert call_ids(store) == ["a", "b"]
@@ -83,7 +87,7 @@ def test_a_file_without_a_whole_line_is_empty(tmp_path: Path, content: bytes) ->
         b"{}\n",
         b"null\n",
         LINE[:40] + b"\n",
-        line_of(entry("other", "b", [1], [2]), {}),
+        line(entry("other", "b", [1], [2])),
         b'{"event": "call_intent", "model_call_id": "x"}\n',
         LINE.replace(b'"generation_token_ids":[5]', b'"generation_token_ids":[5,6]'),
         LINE.replace(b'"schema_version":1', b'"schema_version":9'),
@@ -92,19 +96,19 @@ def test_a_file_without_a_whole_line_is_empty(tmp_path: Path, content: bytes) ->
 def test_a_malformed_line_but_the_last_fails_the_freeze_and_leaves_it_open(
     tmp_path: Path, damaged: bytes
 ) -> None:
-    store = with_content(tmp_path, line_of(FIRST, {}) + damaged + LINE)
+    store = with_content(tmp_path, line(FIRST) + damaged + LINE)
     for act in (lambda: store.freeze_now("r"), lambda: store.put_now(entry("r", "c", [9], [9]))):
-        with pytest.raises(DamagedCaptureError, match=f"byte {len(line_of(FIRST, {}))}"):
+        with pytest.raises(DamagedCaptureError, match=f"byte {len(line(FIRST))}"):
             act()
     store.mark_incomplete_now("r", "c")
-    assert path(tmp_path).read_bytes() == line_of(FIRST, {}) + damaged + LINE
-    path(tmp_path).write_bytes(line_of(FIRST, {}) + LINE)
+    assert path(tmp_path).read_bytes() == line(FIRST) + damaged + LINE
+    path(tmp_path).write_bytes(line(FIRST) + LINE)
     assert call_ids(store) == ["a", "b"]
 
 
 def test_the_last_line_is_damaged_where_it_is_whole_and_no_entry(tmp_path: Path) -> None:
     with pytest.raises(DamagedCaptureError):
-        with_content(tmp_path, line_of(FIRST, {}) + b"{}\n").freeze_now("r")
+        with_content(tmp_path, line(FIRST) + b"{}\n").freeze_now("r")
 
 
 def test_lines_that_are_gone_fail_the_freeze(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_lines_that_are_gone_fail_the_freeze(tmp_path: Path) -> None:
     store.put_now(FIRST)
     store.put_now(SECOND)
     store.freeze_now("r")
-    path(tmp_path).write_bytes(line_of(FIRST, {}))
+    path(tmp_path).write_bytes(line(FIRST))
     with pytest.raises(DamagedCaptureError, match="were recorded"):
         store.freeze_now("r")
     path(tmp_path).unlink()
@@ -124,7 +128,7 @@ def test_a_log_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     """NeMo Gym's delete does not touch the id of a life, and its next life may be the longer one."""
     store = TokenStore(tmp_path)
     store.put_now(FIRST)
-    (tmp_path / "new").write_bytes(line_of(SECOND, {}) + line_of(entry("r", "c", range(50), [1]), {}))
+    (tmp_path / "new").write_bytes(line(SECOND) + line(entry("r", "c", range(50), [1])))
     (tmp_path / "new").replace(path(tmp_path))
     store.put_now(FIRST)
     assert call_ids(store) == ["b", "c", "a"]
@@ -134,7 +138,7 @@ def test_a_log_cut_by_hand_is_read_anew(tmp_path: Path) -> None:
     store = TokenStore(tmp_path)
     store.put_now(FIRST)
     store.put_now(SECOND)
-    path(tmp_path).write_bytes(line_of(FIRST, {}))
+    path(tmp_path).write_bytes(line(FIRST))
     store.put_now(SECOND)
     assert call_ids(store) == ["a", "b"]
 
@@ -190,7 +194,7 @@ def test_a_state_that_was_not_put_in_place_does_not_count(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("torn", [b"lost", b"first\nlost", b"first\n-oth"])
 def test_a_torn_announcement_is_ended_before_the_next_one(tmp_path: Path, torn: bytes) -> None:
-    store = with_content(tmp_path, line_of(FIRST, {}))
+    store = with_content(tmp_path, line(FIRST))
     path(tmp_path, ".tokens.intents").write_bytes(torn)
     store.begin_call_now("r", "next")
     assert path(tmp_path, ".tokens.intents").read_bytes() == torn + b"\nnext\n"
@@ -203,7 +207,7 @@ def test_a_write_that_fails_leaves_the_file_as_long_as_it_was(tmp_path: Path) ->
     descriptor = os.open(file, os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="descriptor") as raised:
-            write_durably(descriptor, b"after")
+            write_durably(descriptor, [b"aft", b"er"])
     finally:
         os.close(descriptor)
     assert raised.value.errno == errno.EBADF

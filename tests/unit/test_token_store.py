@@ -437,7 +437,7 @@ def test_a_swept_life_is_not_taken_for_the_next_one(store: TokenStore) -> None:
 @pytest.mark.skipif(not IO_COUNTERS.exists(), reason="the kernel does not count what a process reads")
 def test_an_append_reads_only_what_others_wrote(store: TokenStore) -> None:
     items = [entry("r", f"c{number}", range(2_000), [1]) for number in range(60)]
-    size = len(line_of(items[0], {}))
+    size = sum(map(len, line_of(items[0], {})))
     start = bytes_read()
     for item in items[:50]:
         store.put_now(item)

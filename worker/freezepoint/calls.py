@@ -29,9 +29,13 @@ class Said:
     referring: bool
 
     @classmethod
-    def by(cls, entry: TokenEntry) -> Said:
+    def by(cls, entry: TokenEntry, form: bytes | None = None) -> Said:
+        """:param form: its ``prompt_form``, where that is known."""
         return cls(
-            entry.model_call_id, body_digest(entry), prompt_form(entry), entry.prompt_prefix is not None
+            entry.model_call_id,
+            body_digest(entry),
+            form or prompt_form(entry),
+            entry.prompt_prefix is not None,
         )
 
 

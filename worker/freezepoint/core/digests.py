@@ -9,7 +9,7 @@ import orjson
 import xxhash
 
 from freezepoint_schemas.arrays import DIMENSIONS_MAX, AnyArray, TokenArray, integer_array
-from freezepoint_schemas.events import TokenEntry
+from freezepoint_schemas.events import PromptPrefix, TokenEntry
 
 _LITTLE_ENDIAN_TOKENS = np.dtype("<i4")
 _LITTLE_ENDIAN_FLOATS = np.dtype("<f8")
@@ -68,11 +68,15 @@ def _update_routes(hasher: xxhash.xxh3_128, routes: AnyArray | list[Any] | None)
 
 def prompt_form(entry: TokenEntry) -> bytes:
     """xxh3-128 of how a prompt is written: any reference, and the tokens after it (16 bytes)."""
-    prefix = entry.prompt_prefix
-    reference = None if prefix is None else [prefix.call_id, prefix.length, prefix.digest]
-    hasher = xxhash.xxh3_128(orjson.dumps(reference))
+    hasher = form_hasher(entry.prompt_prefix)
     hasher.update(_as(_LITTLE_ENDIAN_TOKENS, entry.prompt_token_ids))
     return hasher.digest()
+
+
+def form_hasher(prefix: PromptPrefix | None) -> xxhash.xxh3_128:
+    """What has :func:`prompt_form` for its digest, once it has read the tokens as little-endian int32."""
+    reference = None if prefix is None else [prefix.call_id, prefix.length, prefix.digest]
+    return xxhash.xxh3_128(orjson.dumps(reference))
 
 
 def tokens_digest(tokens: TokenArray) -> bytes:

@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,18 +115,27 @@ class RolloutFiles:
         try:
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            write_durably(descriptor, (b"\n" if torn else b"") + line + b"\n")
+            write_durably(descriptor, [b"\n" if torn else b"", line, b"\n"])
         finally:
             os.close(descriptor)
         if size == 0:
             self.sync_directory()
+
+    def state(self) -> bytes | None:
+        """None where there is none, as for most calls: to look first costs them less than an exception."""
+        name = self.name(STATE)
+        with suppress(FileNotFoundError):
+            if os.path.lexists(name):
+                with open(name, "rb") as file:  # noqa: PTH123 - names, see above
+                    return file.read()
+        return None
 
     def replace_state(self, content: bytes) -> None:
         """Durably put another state in place of the last one, or leave that one whole."""
         name = self.name(_NEW_STATE)
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
         try:
-            write_durably(descriptor, content)
+            write_durably(descriptor, [content])
         finally:
             os.close(descriptor)
         os.replace(name, self.name(STATE))  # noqa: PTH105 - names, see above
@@ -167,21 +176,28 @@ def _write_life(lock: int) -> bytes:
     return life
 
 
-def write_durably(descriptor: int, content: bytes) -> None:
-    """Append and sync, or leave the file as long as it was.
+def write_durably(descriptor: int, pieces: Sequence[bytes]) -> int:
+    """Append and sync, or leave the file as long as it was. How many bytes that were.
 
     A write whose sync failed must not stay: the next sync would succeed without having written it.
     """
     size = os.fstat(descriptor).st_size
+    length = sum(map(len, pieces))
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        written = os.writev(descriptor, pieces)
+        if written < length:
+            _write_all(descriptor, memoryview(b"".join(pieces))[written:])
         os.fsync(descriptor)
     except OSError:
         with suppress(OSError):
             os.ftruncate(descriptor, size)
         raise
+    return length
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def sync_directory(directory: Path) -> None:

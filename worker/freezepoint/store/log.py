@@ -7,7 +7,7 @@ so it is dropped; anything wrong before it is damage.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -19,22 +19,31 @@ from freezepoint.errors import DamagedCaptureError, DecodeError
 from freezepoint.store.files import ENTRIES, RolloutFiles, write_durably
 from freezepoint_schemas.events import TokenEntry
 
-_LINE_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+_FIELDS = tuple(name for name in TokenEntry.model_fields if name != "event")
+_PROMPT = "prompt_token_ids"
+_BEFORE, _BEHIND = _FIELDS[: _FIELDS.index(_PROMPT)], _FIELDS[_FIELDS.index(_PROMPT) + 1 :]
 
 
-def line_of(entry: TokenEntry, fields: Mapping[str, Any], prompt: orjson.Fragment | None = None) -> bytes:
-    """The entry as one line, in the form of NeMo Gym's captures; fields it does not know are kept.
+def line_of(
+    entry: TokenEntry, fields: Mapping[str, Any], prompt: tuple[bytes, ...] | None = None
+) -> list[bytes]:
+    """The entry as one line, in pieces, in the form of NeMo Gym's captures; fields it does not know are kept.
 
-    :param prompt: what to write for its prompt, where that is at hand already.
-
+    :param prompt: its prompt as a JSON array, where that is at hand already.
     :raises TypeError: a field that is not known is nothing that JSON can hold.
     """
-    known = {name: getattr(entry, name) for name in TokenEntry.model_fields if name != "event"}
-    known["prompt_prefix"] = None if entry.prompt_prefix is None else entry.prompt_prefix.model_dump()
-    known["prompt_token_ids"] = entry.prompt_token_ids if prompt is None else prompt
-    line = {name: value for name, value in known.items() if value is not None}
-    line |= {name: value for name, value in fields.items() if name not in TokenEntry.model_fields}
-    return orjson.dumps(line, default=_plain, option=_LINE_OPTIONS)
+    known = entry.__dict__
+    before = {name: value for name in _BEFORE if (value := known.get(name)) is not None}
+    behind = {name: value for name in _BEHIND if (value := known.get(name)) is not None}
+    if entry.prompt_prefix is not None:
+        behind["prompt_prefix"] = entry.prompt_prefix.model_dump()
+    behind |= {name: value for name, value in fields.items() if name not in TokenEntry.model_fields}
+    opened = _dumped(before)[:-1] + b',"prompt_token_ids":'
+    return [opened, *(prompt or (_dumped(entry.prompt_token_ids),)), b",", _dumped(behind)[1:] + b"\n"]
+
+
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _plain(value: Any) -> Any:
@@ -124,11 +133,10 @@ class LogIndex:
         if self.end < size:
             os.ftruncate(descriptor, self.end)
 
-    def append(self, files: RolloutFiles, descriptor: int, said: Said, line: bytes) -> None:
+    def append(self, files: RolloutFiles, descriptor: int, said: Said, line: Sequence[bytes]) -> None:
         """Durable when it returns."""
-        content = line if self.terminated else b"\n" + line
-        write_durably(descriptor, content)
-        self.end += len(content)
+        content = line if self.terminated else [b"\n", *line]
+        self.end += write_durably(descriptor, content)
         self.terminated = True
         self.durable = True
         self._sync_name(files)

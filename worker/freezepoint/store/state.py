@@ -32,10 +32,8 @@ class CaptureState:
     @classmethod
     def read(cls, files: RolloutFiles) -> CaptureState:
         """:raises DamagedCaptureError: the file is not what this or NeMo Gym writes."""
-        try:
-            with open(files.name(STATE), "rb") as file:  # noqa: PTH123 - names are cheaper than paths here
-                content = file.read()
-        except FileNotFoundError:
+        content = files.state()
+        if content is None:
             return cls()
         try:
             fields = orjson.loads(content)

@@ -12,25 +12,40 @@ from typing import NamedTuple
 
 import numpy as np
 import orjson
-import xxhash
 
+from freezepoint.core.digests import form_hasher
 from freezepoint_schemas.arrays import TokenArray
+from freezepoint_schemas.events import TokenEntry
 
 TOKENS_MIN = 2_048
 """Shorter prompts are written as they are."""
 TEXT_BYTES_MAX = 64 * 1024 * 1024
 """What is remembered of all rollouts; those used longest ago go first."""
+PIECES_MAX = 64
+"""Then they become one: a system call takes a thousand, but no more."""
+
+
+_WIRE_TOKENS = np.dtype("<i4")
 
 
 class _Known(NamedTuple):
-    """A prompt that was written: how many tokens, their xxh3-128, and their JSON array."""
+    """A prompt that was written: how many tokens, its ``prompt_form``, and its JSON array in pieces, but for the closing
+    bracket, with how many bytes these are."""
 
     length: int
-    digest: bytes
-    text: bytes
+    form: bytes
+    pieces: tuple[bytes, ...]
+    bytes: int
 
 
-_NOTHING = _Known(0, b"", b"")
+class Written(NamedTuple):
+    """A prompt's JSON array, in pieces that nobody copies, and its ``prompt_form``, as far as they are at hand."""
+
+    array: tuple[bytes, ...] | None
+    form: bytes | None
+
+
+_NOTHING = _Known(0, b"", (), 0)
 
 
 class PromptTexts:
@@ -43,25 +58,31 @@ class PromptTexts:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, rollout_id: str, prompt: TokenArray) -> orjson.Fragment | None:
-        """The prompt (int32 [n], contiguous) as a JSON array; None for one that is to be written as it is."""
-        if prompt.size < TOKENS_MIN or prompt.dtype != np.int32 or not prompt.flags.c_contiguous:
-            return None
-        known = self._known.get(rollout_id, _NOTHING)
-        hasher = xxhash.xxh3_128(prompt[: known.length].data)
-        if known.length and known.length <= prompt.size and hasher.digest() == known.digest:
-            text = _longer(known.text, prompt[known.length :])
+    def of(self, entry: TokenEntry) -> Written:
+        """An entry's prompt. One that is short, by reference or an unusual array is left to be written as it is."""
+        prompt = entry.prompt_token_ids
+        is_usual = prompt.dtype == _WIRE_TOKENS and prompt.flags.c_contiguous
+        if prompt.size < TOKENS_MIN or entry.prompt_prefix is not None or not is_usual:
+            return Written(None, None)
+        known = self._known.get(entry.rollout_id, _NOTHING)
+        hasher = form_hasher(None)
+        hasher.update(prompt[: known.length].data)
+        rest = prompt[known.length :]
+        if known.length and known.length <= prompt.size and hasher.digest() == known.form:
+            pieces, size = _longer(known, rest)
         else:
-            text = _text(prompt)
-        hasher.update(prompt[known.length :].data)
-        self._note(rollout_id, _Known(prompt.size, hasher.digest(), text))
-        return orjson.Fragment(text)
+            pieces = (_text(prompt)[:-1],)
+            size = len(pieces[0])
+        hasher.update(rest.data)
+        form = hasher.digest()
+        self._note(entry.rollout_id, _Known(prompt.size, form, pieces, size))
+        return Written((*pieces, b"]"), form)
 
     def _note(self, rollout_id: str, prompt: _Known) -> None:
         with self._lock:
             self._drop(rollout_id)
             self._known[rollout_id] = prompt
-            self.bytes += len(prompt.text)
+            self.bytes += prompt.bytes
             while self.bytes > self._bytes_max:
                 self._drop(next(iter(self._known)))
 
@@ -72,7 +93,7 @@ class PromptTexts:
     def _drop(self, rollout_id: str) -> None:
         known = self._known.pop(rollout_id, None)
         if known is not None:
-            self.bytes -= len(known.text)
+            self.bytes -= known.bytes
 
     def clear(self) -> None:
         with self._lock:
@@ -80,9 +101,13 @@ class PromptTexts:
             self.bytes = 0
 
 
-def _longer(text: bytes, more: TokenArray) -> bytes:
-    """A JSON array that is not empty, and more tokens behind it."""
-    return b"".join((memoryview(text)[:-1], b",", memoryview(_text(more))[1:])) if more.size else text
+def _longer(known: _Known, more: TokenArray) -> tuple[tuple[bytes, ...], int]:
+    """The pieces of an open array that is not empty, and more tokens behind it; and how many bytes they are."""
+    if not more.size:
+        return known.pieces, known.bytes
+    pieces = known.pieces if len(known.pieces) < PIECES_MAX else (b"".join(known.pieces),)
+    text = b"," + _text(more)[1:-1]
+    return (*pieces, text), known.bytes + len(text)
 
 
 def _text(tokens: TokenArray) -> bytes:

@@ -8,8 +8,6 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,19 +73,22 @@ class TokenStore:
         :raises ConflictingEntryError: the call id stands for another payload, which is kept; the rollout is incomplete.
         :raises FrozenRolloutError: the rollout is frozen or retired.
         """
-        checked, line = self._checked(entry)
-        rollout_id, said = checked.rollout_id, Said.by(checked)
+        rollout_id, said, line = self._checked(entry)
         files = self._files(rollout_id)
         with files.locked() as life:
             state = CaptureState.read(files)
             state.require_open(rollout_id)
-            with self._index(files, life) as index, _entries(files) as log:
+            index, log = self._taken(files, life), files.open_entries()
+            try:
                 index.catch_up(files, log)
                 standing = index.calls.standing(said)
                 if standing is Standing.NEW:
                     index.append(files, log, said, line)
                 else:
                     index.ensure_durable(files, log)
+            finally:
+                os.close(log)
+            self._keep(rollout_id, index)
             if standing is Standing.CONFLICT:
                 state.mark_incomplete()
                 state.write(files)
@@ -245,8 +246,8 @@ class TokenStore:
 
     # -------------------------------------------------------------------------------------------------------- parts
 
-    def _checked(self, entry: object) -> tuple[TokenEntry, bytes]:
-        """The entry and its line.
+    def _checked(self, entry: object) -> tuple[str, Said, list[bytes]]:
+        """Whose entry it is, what it says, and its line in pieces.
 
         :raises InvalidRolloutIdError: it names no rollout that has a file.
         :raises DecodeError: it is no token entry.
@@ -257,21 +258,22 @@ class TokenStore:
         else:
             fields = entry_fields(entry)
             checked = token_entry(storable_id(fields.get("rollout_id")), fields)
-        return checked, line_of(checked, fields, self._texts.of(checked.rollout_id, checked.prompt_token_ids))
+        prompt = self._texts.of(checked)
+        return checked.rollout_id, Said.by(checked, prompt.form), line_of(checked, fields, prompt.array)
 
     def _files(self, rollout_id: str) -> RolloutFiles:
         return RolloutFiles.of(self.directory, rollout_id)
 
-    @contextmanager
-    def _index(self, files: RolloutFiles, life: bytes) -> Iterator[LogIndex]:
-        """What is known of this life. The rollout's lock keeps it from every other thread; after a failure nothing is."""
+    def _taken(self, files: RolloutFiles, life: bytes) -> LogIndex:
+        """What is known of this life, until it is kept again: after a failure nothing is. The rollout's lock keeps it from
+        every other thread."""
         with self._indexes_lock:
             index = self._indexes.pop(files.rollout_id, None)
-        if index is None or index.life != life:
-            index = LogIndex(life)
-        yield index
+        return LogIndex(life) if index is None or index.life != life else index
+
+    def _keep(self, rollout_id: str, index: LogIndex) -> None:
         with self._indexes_lock:
-            self._indexes[files.rollout_id] = index
+            self._indexes[rollout_id] = index
             while len(self._indexes) > self._indexed_max:
                 self._indexes.popitem(last=False)
 
@@ -279,15 +281,6 @@ class TokenStore:
         with self._indexes_lock:
             self._indexes.pop(rollout_id, None)
         self._texts.forget(rollout_id)
-
-
-@contextmanager
-def _entries(files: RolloutFiles) -> Iterator[int]:
-    descriptor = files.open_entries()
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _older(path: Path, before: float) -> bool:
