@@ -271,12 +271,14 @@ class SimLease:
         self._generation = generation
         self._delivery = self._membership.deliver(self.partition, offset)
 
-    async def commit_hint(self, offset: int, recorded: int) -> None:
-        if self._membership.is_delivered(self._delivery) and not self._publisher.ended:
-            try:
-                await self._membership.commit(self.partition, Stored(offset, recorded))
-            except FreezepointError:
-                return
+    async def commit_hint(self, offset: int, recorded: int) -> bool:
+        if not self._membership.is_delivered(self._delivery) or self._publisher.ended:
+            return False
+        try:
+            await self._membership.commit(self.partition, Stored(offset, recorded))
+        except FreezepointError:
+            return False
+        return True
 
     async def caught_up(self) -> bool:
         return self._delivery is not None and await self._membership.caught_up(self._delivery)

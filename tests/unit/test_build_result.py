@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from freezepoint.core.build import ALL_TRACES, build_result
 from freezepoint.core.builder import BUILDERS
 from freezepoint.core.choices import BUILDER_NAMES
+from freezepoint.core.prefixes import Node, Run
 from freezepoint.core.projection import response_form
 from freezepoint_schemas.codec import encode_result
 from freezepoint_schemas.events import RolloutCancelled, RolloutComplete
@@ -186,3 +188,18 @@ def test_many_side_calls_on_a_long_stem_are_bounded() -> None:
 def test_unresolved_retries_mask_all_traces() -> None:
     result = build_result(frozen(calls("a:[1]->[2] b:[1]->[3]")), delivery=ALL_TRACES)
     assert result.reasons == [Reason.UNRESOLVED_RETRY]
+
+
+@pytest.mark.parametrize("builder", ["prefix_merging", "per_request", "no such builder"])
+def test_a_build_leaves_nothing_for_the_collector(builder: str) -> None:
+    """In a worker it leaves alone what lives for long, and a build may."""
+    gc.collect()
+    gc.disable()
+    try:
+        build_result(
+            frozen(calls("a:[1,2]->[3] b:[1,2,3,4]->[5] c:[1,2,3]->[6] d:[1]->[2]")), builder=builder
+        )
+        left = [item for item in gc.get_objects() if isinstance(item, (Node, Run))]
+    finally:
+        gc.enable()
+    assert not left

@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
+import pytest
+
+from freezepoint import runner as runner_module
 from freezepoint.core.records import OutputRecord
 from freezepoint.memory import MemoryBudget
 from freezepoint.runner import PartitionRunner
@@ -35,6 +38,8 @@ class Committed:
         self._memory = memory
         self.sizes: list[int] = []
         self.waiting_bytes: list[int] = []
+        self.hints: list[int] = []
+        self.refused = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -45,8 +50,10 @@ class Committed:
         await asyncio.sleep(0)
         self.waiting_bytes.append(self.pending_bytes)
 
-    async def commit_hint(self, offset: int, recorded: int) -> None:
-        return None
+    async def commit_hint(self, offset: int, recorded: int) -> bool:
+        assert offset <= recorded
+        self.hints.append(recorded)
+        return len(self.hints) > self.refused
 
     async def caught_up(self) -> bool:
         return True
@@ -103,3 +110,21 @@ async def test_no_transaction_of_carried_lives_takes_more_than_the_room_and_one_
     assert max(lease.sizes) <= PENDING_BYTES_MAX + 2 * LIFE_BYTES
     assert max(lease.waiting_bytes) <= PENDING_BYTES_MAX + 2 * LIFE_BYTES
     assert lease.pending_bytes == 0
+
+
+async def test_an_offset_that_could_not_be_committed_is_committed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing more comes: what stands beside it tells a ledger that was lost."""
+    monkeypatch.setattr(runner_module, "MARK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(runner_module, "HINT_INTERVAL_S", 0.05)
+    settings = WorkerSettings(spool_folder=tmp_path / "spool", progress_interval_ms=10, flush_interval_ms=1)
+    async with running(settings) as (runner, lease):
+        lease.refused = 2
+        await runner.feed(records_of([entry("r", "c", [1], [2]), complete("r")]))
+
+        async def tried_again() -> bool:
+            return len(lease.hints) > 2
+
+        await poll_until_async(tried_again, 10.0, "the offset is committed in the end")
+    assert lease.hints == [2, 2, 2]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from aiokafka import errors as kafka
+from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 
-from freezepoint.transport.kafka.marks import mark, recorded_in
+from freezepoint.transport.kafka.marks import mark, recorded_in, watch_answers
 
 
 @pytest.mark.parametrize("recorded", [0, 7, 2**63 - 1])
@@ -20,3 +22,37 @@ def test_what_is_written_is_read(recorded: int) -> None:
 )  # fmt: skip
 def test_any_other_text_says_nothing(text: str | None) -> None:
     assert recorded_in(text) is None
+
+
+class Coordinator:
+    """As much of the client's as asks its broker."""
+
+    group_id = "g"
+
+    def __init__(self, *codes: int) -> None:
+        self._codes = list(codes)
+        self.deaths = 0
+
+    async def _send_req(self, request: object) -> OffsetFetchResponse_v3:
+        assert request
+        return OffsetFetchResponse_v3(0, [], self._codes.pop(0))
+
+    def coordinator_dead(self) -> None:
+        self.deaths += 1
+
+
+async def test_an_answer_without_partitions_is_not_taken_for_a_group_without_offsets() -> None:
+    """A coordinator that has moved (16), is loading (14), or refuses us (30) says so beside the partitions alone."""
+    coordinator = Coordinator(14, 16, 30, 0)
+    watch_answers(coordinator)
+    asked = OffsetFetchRequest("g", [("tokens", [0])])
+    with pytest.raises(kafka.GroupLoadInProgressError) as loading:
+        await coordinator._send_req(asked)
+    with pytest.raises(kafka.NotCoordinatorForGroupError) as moved:
+        await coordinator._send_req(asked)
+    assert loading.value.retriable
+    assert moved.value.retriable
+    assert coordinator.deaths == 1
+    with pytest.raises(kafka.GroupAuthorizationFailedError, match="g"):
+        await coordinator._send_req(asked)
+    assert (await coordinator._send_req(asked)).topics == []

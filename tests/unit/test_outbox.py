@@ -126,6 +126,7 @@ def test_what_takes_long_is_not_built_on_the_event_loop() -> None:
         "too many": _branching(600_000, 1),
         "branches": _branching(100_000, 20),
         "many branches": _branching(100_000, 40),
+        "announced": replace(_branching(10, 1), intents=frozenset(map(str, range(20_000)))),
         "spilled": replace(_branching(10, 1), spilled=(SpillRef(0, 0, 1),)),
     }
     inline = {name: is_quick(log, chosen) for name, log in logs.items()}
@@ -135,6 +136,7 @@ def test_what_takes_long_is_not_built_on_the_event_loop() -> None:
         "branches": True,
         "many branches": False,
         "spilled": False,
+        "announced": False,
     }
     asked = replace(logs["branches"], closing=RolloutComplete(rollout_id="r", builder="per_request"))
     assert is_quick(asked, chosen)

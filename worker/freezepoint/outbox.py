@@ -24,6 +24,9 @@ from freezepoint_schemas.topics import Topic
 INLINE_TOKENS_MAX = 3_000_000
 """A log whose result could be larger is never built on the event loop: writing so many tokens takes 20 ms."""
 
+INLINE_NOTES_MAX = 10_000
+"""The same for what a log knows of calls that it has no entry of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -81,6 +84,7 @@ def is_quick(log: FrozenLog, settings: WorkerSettings) -> bool:
     return (
         payload_bytes(log) <= settings.inline_build_bytes_max
         and not log.spilled
+        and len(log.intents) + len(log.cancelled) + len(log.marks) <= INLINE_NOTES_MAX
         and tokens_max(log, settings) <= INLINE_TOKENS_MAX
     )
 

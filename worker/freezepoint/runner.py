@@ -403,8 +403,13 @@ class PartitionRunner:
         now = _now()
         moved = landed.watermark != committed or recorded is None
         if self._stopping or now - self._hinted_at >= (HINT_INTERVAL_S if moved else MARK_INTERVAL_S):
-            self._hinted, self._hinted_at = (landed.watermark, landed.applied), now
-            await self.lease.commit_hint(landed.watermark, landed.applied)
+            self._hinted_at = now
+            if await self.lease.commit_hint(landed.watermark, landed.applied):
+                self._hinted = (landed.watermark, landed.applied)
+            else:
+                self._hinted_at = (
+                    now + MARK_INTERVAL_S - HINT_INTERVAL_S
+                )  # not each time, while the broker is away
 
     def _count(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         counts = self._figures.counts

@@ -81,6 +81,9 @@ def build_result(
         raise
     except Exception as error:  # noqa: BLE001 - one rollout must not take its partition with it
         return _failed(log, snapshot, error, choice)
+    finally:
+        if snapshot is not None:
+            snapshot.tree.take_apart()
 
 
 def result_tokens_max(
@@ -96,9 +99,10 @@ def result_tokens_max(
         if prefix is not None:
             length += prefix.length
             continued.add((prefix.call_id, prefix.length))
-        ends[entry.model_call_id, length] = length
-    if _choice(log, builder, delivery).builder == PER_REQUEST:
-        continued = set()
+        end = entry.model_call_id, length
+        ends[end] = ends.get(end, 0) + length
+    if log.alternatives or _choice(log, builder, delivery).builder == PER_REQUEST:
+        continued = set()  # which of a call's forms is gone on from shows when they are resolved
     return sum(length for end, length in ends.items() if end not in continued)
 
 

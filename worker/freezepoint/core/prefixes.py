@@ -112,6 +112,17 @@ class PrefixTree:
         """xxh3-128 of the sequence as little-endian int32, continued from the nearest ancestor's."""
         return self._hasher(node).digest()
 
+    def take_apart(self) -> None:
+        """It is needed no more. Its nodes refer to each other in circles, which hold the arrays until a collection finds
+        them, and in a worker that may be hours (see ``collector``)."""
+        nodes = [self.root]
+        while nodes:
+            node = nodes.pop()
+            nodes.extend(node.children.values())
+            node.children.clear()
+            node.parent = None
+            del node.jump, node.run
+
     def _hasher(self, node: Node) -> xxhash.xxh3_128:
         """The node's hasher. All nodes on the way get theirs, and long edges are split to hold more of them:
         so no stretch of tokens is hashed over and over for positions behind it."""

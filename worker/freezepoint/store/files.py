@@ -122,13 +122,12 @@ class RolloutFiles:
             self.sync_directory()
 
     def state(self) -> bytes | None:
-        """None where there is none, as for most calls: to look first costs them less than an exception."""
-        name = self.name(STATE)
-        with suppress(FileNotFoundError):
-            if os.path.lexists(name):
-                with open(name, "rb") as file:  # noqa: PTH123 - names, see above
-                    return file.read()
-        return None
+        """None where there is none."""
+        try:
+            with open(self.name(STATE), "rb") as file:  # noqa: PTH123 - names, see above
+                return file.read()
+        except FileNotFoundError:
+            return None  # and nothing but that says so: a disk that fails must not hide what was marked
 
     def replace_state(self, content: bytes) -> None:
         """Durably put another state in place of the last one, or leave that one whole."""

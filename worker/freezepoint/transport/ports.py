@@ -136,8 +136,8 @@ class Lease(PartitionFacts, Protocol):
         """
         ...
 
-    async def commit_hint(self, offset: int, recorded: int) -> None:
-        """Commit the group's offset. Best effort: losing it costs replay, never a result.
+    async def commit_hint(self, offset: int, recorded: int) -> bool:
+        """Commit the group's offset. Best effort: losing it costs replay, never a result. Whether it is known to be committed.
 
         :param recorded: up to where the ledger has recorded that records were applied, in a transaction that has landed:
             for whoever comes next and finds a ledger that knows of nothing.

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from aiokafka import errors as kafka
-from aiokafka.structs import TopicPartition
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 from freezepoint.addresses import is_loopback
 from freezepoint.errors import ConfigurationError, FreezepointError, NoTokenError
 from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.cluster import Cluster, broker_versions
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate, translated
-from freezepoint.transport.kafka.marks import recorded_in
+from freezepoint.transport.kafka.marks import recorded_in, require_answer
 from freezepoint.transport.kafka.versions import OPERATING, missing, refusal, release
 from freezepoint.transport.kafka.wire import GroupRights, TopicRights
 from freezepoint.transport.ports import Check, Examined, GroupOffset
@@ -197,16 +197,22 @@ async def _coordinator(cluster: Cluster, admin: Any, group: str) -> int:
 async def offsets(cluster: Cluster, group: str) -> dict[int, GroupOffset]:
     """See the ``Broker`` port."""
     name = cluster.names[Topic.TOKENS]
-    sources = [TopicPartition(name, partition) for partition in range(await cluster.partitions(Topic.TOKENS))]
+    count = await cluster.partitions(Topic.TOKENS)
     admin = await cluster.admin()
     with translated(f"reading the offsets of group {group}"):
         coordinator = await _coordinator(cluster, admin, group)
+        request = OffsetFetchRequest(group, [(name, list(range(count)))])
         async with asyncio.timeout(cluster.clients.timeout_s):
-            found = await admin.list_consumer_group_offsets(group, coordinator, sources)
+            response = await admin._send_request(request, coordinator)  # noqa: SLF001 - its own does not see every error
+        require_answer(response, group)
+        ((_, partitions),) = response.topics
+        for _, _, _, code in partitions:
+            if (error := kafka.for_code(code)) is not kafka.NoError:
+                raise error(group)
     return {
-        source.partition: GroupOffset(int(held.offset), recorded_in(held.metadata))
-        for source, held in found.items()
-        if held.offset >= 0
+        partition: GroupOffset(int(offset), recorded_in(text))
+        for partition, offset, text, _ in partitions
+        if offset >= 0
     }
 
 

@@ -99,13 +99,15 @@ class KafkaLease:
         self._generation = generation
         self._delivery = self._intake.deliver(self.partition, offset)
 
-    async def commit_hint(self, offset: int, recorded: int) -> None:
+    async def commit_hint(self, offset: int, recorded: int) -> bool:
         """Only as the partition's owner, and whatever comes of it: the ledger holds what counts."""
-        if self._intake.is_delivered(self._delivery) and not self._publisher.ended:
-            try:
-                await self._intake.commit({self.partition: offset}, mark(recorded))
-            except FreezepointError:
-                return
+        if not self._intake.is_delivered(self._delivery) or self._publisher.ended:
+            return False
+        try:
+            await self._intake.commit({self.partition: offset}, mark(recorded))
+        except FreezepointError:
+            return False
+        return True
 
     async def caught_up(self) -> bool:
         return self._delivery is not None and await self._intake.caught_up(self._delivery)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -129,13 +128,16 @@ class SqliteLease:
                 raise PublishError(f"partition {self.partition}: {error}") from error
             raise
 
-    async def commit_hint(self, offset: int, recorded: int) -> None:
-        with contextlib.suppress(BrokerError):  # whatever comes of it: the ledger holds what counts
+    async def commit_hint(self, offset: int, recorded: int) -> bool:
+        try:
             await self._context.writer.run(
                 lambda connection: ownership.commit(
                     connection, self._grant, self._claim.group, offset, recorded
                 )
             )
+        except BrokerError:  # whatever comes of it: the ledger holds what counts
+            return False
+        return True
 
     async def caught_up(self) -> bool:
         if self._next_offset is None:
