@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import pytest
 from aiokafka import errors as kafka
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 
-from freezepoint.transport.kafka.marks import mark, recorded_in, watch_answers
+from freezepoint.transport.kafka.marks import mark, recorded_in, watch_answers, watch_commits
 
 
 @pytest.mark.parametrize("recorded", [0, 7, 2**63 - 1])
@@ -56,3 +59,34 @@ async def test_an_answer_without_partitions_is_not_taken_for_a_group_without_off
     with pytest.raises(kafka.GroupAuthorizationFailedError, match="g"):
         await coordinator._send_req(asked)
     assert (await coordinator._send_req(asked)).topics == []
+
+
+async def test_a_commit_that_nobody_waits_for_any_more_fails_without_a_word() -> None:
+    """As the client does it: shielded from who waits, who is then cancelled."""
+    complaints: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    answered = asyncio.Event()
+
+    class Committing:
+        async def _do_commit_offsets(self, assignment: object, offsets: object) -> None:
+            await answered.wait()
+            raise kafka.KafkaConnectionError(f"{assignment}, {offsets}")
+
+    coordinator = Committing()
+    watch_commits(coordinator)
+
+    async def commit() -> None:
+        await asyncio.shield(coordinator._do_commit_offsets(1, 2))
+
+    waiting = asyncio.create_task(commit())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    answered.set()
+    for _ in range(5):  # turns of the loop
+        await asyncio.sleep(0)
+    gc.collect()
+    assert not complaints
+    with pytest.raises(kafka.KafkaConnectionError, match="3, 4"):
+        await asyncio.shield(coordinator._do_commit_offsets(3, 4))

@@ -19,7 +19,7 @@ from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.bearer import BearerProvider, BearerSource
 from freezepoint.transport.kafka.credentials import credentials, refused_token
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
-from freezepoint.transport.kafka.marks import watch_answers
+from freezepoint.transport.kafka.marks import watch_answers, watch_commits
 from freezepoint.transport.kafka.sessions import AskingConnection, Sessions
 from freezepoint.transport.kafka.tls import Certificates, tls_context, tls_refusal
 
@@ -168,6 +168,7 @@ class Clients:
             _require_brokers(client)
             if isinstance(client, AIOKafkaConsumer) and client._group_id is not None:  # noqa: SLF001 - as it was given
                 watch_answers(client._coordinator)  # noqa: SLF001 - made by the start
+                watch_commits(client._coordinator)  # noqa: SLF001 - as above
             self.silent = False
             if self._sessions is not None and not self._sessions.known:
                 await self._learn_session(self._sessions)
