@@ -220,12 +220,7 @@ def _packed_entry(entry: TokenEntry) -> dict[str, Any]:
     fields["generation_token_ids"] = arrays.pack(entry.generation_token_ids)
     fields["generation_log_probs"] = arrays.pack_floats(entry.generation_log_probs)
     if entry.prompt_prefix is not None:
-        prefix = entry.prompt_prefix
-        fields["prompt_prefix"] = {
-            "call_id": prefix.call_id,
-            "length": prefix.length,
-            "digest": prefix.digest,
-        }
+        fields["prompt_prefix"] = entry.prompt_prefix.model_dump()
     if entry.routed_experts is not None:
         fields["routed_experts"] = arrays.pack_routes(entry.routed_experts)
     return fields

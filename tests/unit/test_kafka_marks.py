@@ -9,7 +9,8 @@ import pytest
 from aiokafka import errors as kafka
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 
-from freezepoint.transport.kafka.marks import mark, recorded_in, watch_answers, watch_commits
+from freezepoint.transport.kafka.client import watch_commits
+from freezepoint.transport.kafka.marks import mark, recorded_in, watch_answers
 
 
 @pytest.mark.parametrize("recorded", [0, 7, 2**63 - 1])

@@ -155,10 +155,11 @@ async def _ledger(broker: Broker, settings: Settings) -> AsyncIterator[Check]:
         seen = {partition: _Seen(partition, len(extents), extent) for partition, extent in extents.items()}
         await _read_offsets(broker, settings.worker.group, seen)
         await _read_ledger(broker, seen)
-        for partition, extent in (await broker.extents(Topic.TOKENS)).items():
-            seen[
-                partition
-            ].extent = extent  # workers go on meanwhile: what they recorded is not behind the end
+        extents = await broker.extents(
+            Topic.TOKENS
+        )  # workers went on: what they recorded lies before the end
+        for found in seen.values():
+            found.extent = extents[found.partition]
         applied = {partition: _applied_offset(found) for partition, found in seen.items()}
         await _read_tokens(broker, seen, applied)
     except (BrokerError, ConfigurationError) as error:

@@ -117,7 +117,6 @@ class Outbox:
     def _begin(self, effect: Effect) -> _Item:
         if isinstance(effect, DeadLetter):
             return _Item(effect, effect.record.size)
-        size = payload_bytes(effect.log)
         if is_quick(effect.log, self._settings):
             built = build(effect.log, *self._tools)
             item = _Item(effect, built.record.size, built)
@@ -125,7 +124,7 @@ class Outbox:
             return item
         job = self._executor.submit(build, effect.log, *self._tools)
         future = asyncio.wrap_future(job)
-        item = _Item(effect, size, future, job)
+        item = _Item(effect, payload_bytes(effect.log), future, job)
         future.add_done_callback(lambda _: self._built(item))
         return item
 

@@ -406,10 +406,8 @@ class PartitionRunner:
             self._hinted_at = now
             if await self.lease.commit_hint(landed.watermark, landed.applied):
                 self._hinted = (landed.watermark, landed.applied)
-            else:
-                self._hinted_at = (
-                    now + MARK_INTERVAL_S - HINT_INTERVAL_S
-                )  # not each time, while the broker is away
+            else:  # not each time, while the broker is away
+                self._hinted_at += MARK_INTERVAL_S - HINT_INTERVAL_S
 
     def _count(self, batch: Sequence[tuple[Freeze, Built] | DeadLetter]) -> None:
         counts = self._figures.counts

@@ -10,7 +10,14 @@ import orjson
 import xxhash
 
 from freezepoint.core.builder import BUILDERS, MAIN, BuildOutput, TracePath
-from freezepoint.core.choices import ALL_TRACES, DELIVERIES, DELIVERY_NAMES, PER_REQUEST, SINGLE_RESPONSE
+from freezepoint.core.choices import (
+    ALL_TRACES,
+    DELIVERIES,
+    DELIVERY_NAMES,
+    PER_REQUEST,
+    PREFIX_MERGING,
+    SINGLE_RESPONSE,
+)
 from freezepoint.core.diagnostics import diagnostics
 from freezepoint.core.frozen import FrozenLog
 from freezepoint.core.judging import Choice, Leniency, closing_reasons, judge
@@ -56,7 +63,7 @@ class _UnknownChoiceError(ValueError):
 def build_result(
     log: FrozenLog,
     *,
-    builder: str = "prefix_merging",
+    builder: str = PREFIX_MERGING,
     delivery: str = SINGLE_RESPONSE,
     trace_tokens_max: int = TRACE_TOKENS_MAX,
     leniency: Leniency = _STRICT,
@@ -87,7 +94,7 @@ def build_result(
 
 
 def result_tokens_max(
-    log: FrozenLog, *, builder: str = "prefix_merging", delivery: str = SINGLE_RESPONSE
+    log: FrozenLog, *, builder: str = PREFIX_MERGING, delivery: str = SINGLE_RESPONSE
 ) -> int:
     """More tokens than this the traces of a log's result do not hold, counting its entries in memory. A trace ends with a call
     that none goes on from, and those that share a stem written by reference hold it several times."""

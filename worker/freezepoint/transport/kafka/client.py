@@ -19,7 +19,7 @@ from freezepoint.settings import KafkaSettings
 from freezepoint.transport.kafka.bearer import BearerProvider, BearerSource
 from freezepoint.transport.kafka.credentials import credentials, refused_token
 from freezepoint.transport.kafka.faults import CLIENT_ERRORS, translate
-from freezepoint.transport.kafka.marks import watch_answers, watch_commits
+from freezepoint.transport.kafka.marks import watch_answers
 from freezepoint.transport.kafka.sessions import AskingConnection, Sessions
 from freezepoint.transport.kafka.tls import Certificates, tls_context, tls_refusal
 
@@ -311,6 +311,19 @@ def retrieve(future: asyncio.Future[Any]) -> None:
             done.exception()
 
     future.add_done_callback(look)
+
+
+def watch_commits(coordinator: Any) -> None:
+    """Let a consumer's commit that nobody waits for any more fail without a word: the client goes on with it by itself, in a
+    task that it shields and keeps no hold of."""
+    commit = coordinator._do_commit_offsets  # noqa: SLF001 - see above
+
+    def watched(assignment: Any, offsets: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(commit(assignment, offsets))
+        retrieve(task)
+        return task
+
+    coordinator._do_commit_offsets = watched  # noqa: SLF001 - as above
 
 
 async def _bounded(

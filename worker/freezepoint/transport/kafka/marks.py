@@ -6,7 +6,6 @@ text of another form says nothing.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -53,16 +52,3 @@ def watch_answers(coordinator: Any) -> None:
         return response
 
     coordinator._send_req = watched  # noqa: SLF001 - as above
-
-
-def watch_commits(coordinator: Any) -> None:
-    """Let a commit that nobody waits for any more fail without a word: the client goes on with it by itself, in a task whose
-    error asyncio would report as lost."""
-    commit = coordinator._do_commit_offsets  # noqa: SLF001 - the client shields it, and keeps no hold of it
-
-    def watched(assignment: Any, offsets: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(commit(assignment, offsets))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
-
-    coordinator._do_commit_offsets = watched  # noqa: SLF001 - as above
